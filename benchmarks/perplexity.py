@@ -34,7 +34,7 @@ from ..runtime.runner.native_runner import NativeRunner
 from ..runtime.runner.runner import Batch, LogitsRunner
 from ..runtime.runner.torch_runner import ModelRunner
 from ..runtime.tokenizer.load import load_tokenizer
-from .harness.report import table
+from .harness.report import figures_table
 from .workloads.prose import PASSAGE, TEXTS
 
 _CHUNK = 256  # tokens of one forward pass
@@ -76,6 +76,21 @@ class WeightQuality:
     @property
     def bits_per_token(self) -> float:
         return math.log2(self.perplexity)
+
+
+_COLUMNS = {
+    "weights": "{0.kind}",
+    "bits": "{0.bits:.2f}",
+    "perplexity": "{0.perplexity:.3f}",
+    "ratio": "{0.ratio:.4f}",
+    "bits/token": "{0.bits_per_token:.3f}",
+    "same token": "{0.agreement:.1%}",
+    "KL, nats": "{0.divergence:.5f}",
+    "mean": "{0.mean:.4f}",
+    "p99": "{0.p99:.3f}",
+    "most": "{0.most:.3f}",
+    "s": "{0.seconds:.1f}",
+}
 
 
 def log_probabilities(
@@ -201,29 +216,13 @@ def _mean_bits(loaded: LoadedModel) -> float:
     return 8 * num_bytes / num_weights
 
 
-def lines(results: Sequence[WeightQuality]) -> str:
-    """One line a kind."""
-    heads = (
-        *("weights", "bits", "perplexity", "ratio", "bits/token", "same token", "KL, nats"),
-        *("mean", "p99", "most", "s"),
-    )
-    rows = [
-        (
-            *(each.kind, f"{each.bits:.2f}", f"{each.perplexity:.3f}", f"{each.ratio:.4f}"),
-            *(f"{each.bits_per_token:.3f}", f"{each.agreement:.1%}", f"{each.divergence:.5f}"),
-            *(f"{each.mean:.4f}", f"{each.p99:.3f}", f"{each.most:.3f}", f"{each.seconds:.1f}"),
-        )
-        for each in results
-    ]
-    return table(heads, rows, right=range(1, len(heads)))
-
-
 def run(options: argparse.Namespace) -> int:
     """Prints a table and a JSON line for each text."""
     asked = {"device": options.device, "dtype": options.dtype, "num_tokens": options.num_tokens}
     for name in options.texts:
         results = compare(options.model, options.kinds, text=TEXTS[name], **asked)
-        print(f"{name}, {results[0].num_tokens:,} tokens\n{lines(results)}")
+        table = figures_table(_COLUMNS, results, right=range(1, len(_COLUMNS)))
+        print(f"{name}, {results[0].num_tokens:,} tokens\n{table}")
         facts = {"model": options.model, "device": options.device, "torch": torch.__version__, "text": name}
         print(json.dumps(facts | {"results": [asdict(result) for result in results]}), flush=True)
     return 0

@@ -14,12 +14,20 @@ from ..runtime.protocol.config import EngineConfig
 from ..runtime.runner.host import num_threads
 from .harness.measure import Measurement, best_hit_rate, measure
 from .harness.pictures import BLUE, GREY, ORANGE, PALE_BLUE, PALE_ORANGE, Chart, write_picture
-from .harness.report import describe_machine, now, table, write_json
-from .workloads.programs import WORKLOADS
-from .workloads.workload import Size, Workload
+from .harness.report import describe_machine, figures_table, now, write_json
+from .workloads.programs import WORKLOADS, Size, Workload
 
 _QUICK_SCALE = 0.05
-_HEADS = ("mode", "hit rate", "computed", "seconds", "speed-up", "p50 s", "p99 s", "out tok/s")
+_COLUMNS = {
+    "mode": "{0[mode]}",
+    "hit rate": "{0[hit_rate]:.1%}",
+    "computed": "{0[computed_tokens]:,}",
+    "seconds": "{0[elapsed_s]:.2f}",
+    "speed-up": "{0[speed_up]:.1f}x",
+    "p50 s": "{0[p50_s]:.2f}",
+    "p99 s": "{0[p99_s]:.2f}",
+    "out tok/s": "{0[output_tokens_per_s]:.1f}",
+}
 _MODES = {  # name: (prefix caching, programs at once)
     "cache, batched": (True, 16),
     "cache, one by one": (True, 1),
@@ -99,11 +107,7 @@ def _table(workloads: dict[str, Workload], results: dict[str, dict[str, Any]]) -
         first = next(iter(result["modes"].values()))
         slowest_s = result["modes"]["no cache, one by one"]["elapsed_s"]
         rows = [
-            (
-                *(mode, f"{numbers['hit_rate']:.1%}", f"{numbers['computed_tokens']:,}"),
-                *(f"{numbers['elapsed_s']:.2f}", f"{slowest_s / numbers['elapsed_s']:.1f}x"),
-                *(f"{numbers['p50_s']:.2f}", f"{numbers['p99_s']:.2f}", f"{numbers['output_tokens_per_s']:.1f}"),
-            )
+            {"mode": mode, "speed_up": slowest_s / numbers["elapsed_s"], **numbers}
             for mode, numbers in result["modes"].items()
         ]
         parts += [
@@ -111,7 +115,7 @@ def _table(workloads: dict[str, Workload], results: dict[str, dict[str, Any]]) -
             f"{first['prompt_tokens']:,} prompt tokens, {first['output_tokens']:,} output tokens",
             f"shared: {result['shared']}. Best possible hit rate {result['best_hit_rate']:.1%}."
             + ("" if result["outputs_equal"] else " OUTPUTS DIFFER BETWEEN MODES."),
-            table(_HEADS, rows, right=range(1, 8)) + "\n",
+            figures_table(_COLUMNS, rows, right=range(1, 8)) + "\n",
         ]
     return "\n".join(parts)
 

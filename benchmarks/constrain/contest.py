@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import time
 from collections import Counter
@@ -146,8 +145,8 @@ def engine_command(name: str, model: str, vocabulary: Path, peers: str | None) -
 
 
 def write_vocabulary(vocabulary: Vocabulary, path: Path) -> None:
-    """Writes the tokens for the peers, which cannot read our models."""
-    tokens = [None if text is None else base64.b64encode(text).decode() for text in vocabulary.tokens]
+    """Writes the tokens for the peers, which cannot read our models; each byte as the character of its number."""
+    tokens = [None if text is None else text.decode("latin-1") for text in vocabulary.tokens]
     path.write_text(json.dumps({"tokens": tokens, "size": vocabulary.size, "eos": vocabulary.eos_ids[0]}))
 
 

@@ -7,6 +7,7 @@ one that hangs costs its own rows only. The JSON file is whole after every row.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import tempfile
 import time
@@ -17,11 +18,12 @@ from pathlib import Path
 import msgspec
 
 from ...runtime.protocol.errors import BoughError, RequestError
-from ..harness.child import Child, GoneError, python_command
 from ..harness.report import describe_machine, now, nvidia_smi, write_json, write_text
 from ..harness.shapes import SHAPES
+from ..peers.environments import PeerError
+from ..peers.process import OURS, Side, side_command
 from .models import Comparison
-from .rows import MARK, Report, Row, table
+from .rows import Report, Row, table
 
 _GRACE_S = 20.0  # after its deadline a process may end the case that it has begun
 
@@ -128,22 +130,18 @@ class Run:
 
     def measure_kernels(self, family: str, deadline: float, environment: dict[str, str]) -> None:
         """Takes the rows of a family from a process, and ends it where it takes too long."""
-        command = [*python_command("gpu.worker"), family, "--device", self._device, "--deadline", str(deadline)]
-        command += ["--quick"] if self._arguments.quick else []
-        child = Child(command, mark=MARK, log=self._log, environment=environment)
+        options = {"family": family, "device": self._device, "quick": self._arguments.quick, "deadline": deadline}
         try:
-            while (line := child.receive(deadline + _GRACE_S - time.time())) is not None:
-                told: Row | str = msgspec.json.decode(line, type=Row | str)
-                if isinstance(told, Row):
-                    self._take(told)
-                else:
-                    self._skip(told)
-            if status := child.wait():
-                self._skip(f"{family}: the process ended with status {status}; see {self._log}")
-        except GoneError as error:
-            self._skip(f"{family}: {error}")
-        finally:
-            child.end()
+            side = Side(family, side_command("kernels", OURS, None, options), log=self._log, variables=environment)
+            with contextlib.closing(side):
+                side.wait_ready(deadline + _GRACE_S - time.time())
+                while told := side.ask("measure", deadline + _GRACE_S - time.time())["told"]:
+                    if isinstance(told, str):
+                        self._skip(told)
+                    else:
+                        self._take(msgspec.convert(told, Row))
+        except PeerError as error:
+            self._skip(str(error))
 
     def _compare(self, model: str, deadline: float, environment: dict[str, str]) -> None:
         tiny = self._device == "cpu" or self._arguments.quick

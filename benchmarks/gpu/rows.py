@@ -12,9 +12,6 @@ from ..harness import report as common
 from ..harness.report import duration, number, percentile
 from .roofline import H200, Machine, Work
 
-MARK = "@bench "
-"""Begins a line that is meant for the parent: a row, or why there is none. All others are chatter of libraries."""
-
 
 class Row(msgspec.Struct, kw_only=True):
     """One thing measured.

@@ -1,4 +1,4 @@
-"""Runs a family of kernels in a process of its own and writes a line for each row; see gpu.py, which starts it.
+"""A family of kernels in a process of its own, which `gpu.py` starts and asks for one row after the other.
 
 A kernel that reads out of bounds ends the process's CUDA context, and a peer may crash: that costs the family's rows
 from there on, and no others.
@@ -6,58 +6,51 @@ from there on, and no others.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import importlib
-import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import torch
 
 from .cases.problem import Case, Settings
-from .rows import MARK, Row
+from .rows import Row
+
+
+class Family:
+    """Cases, one after the other. `options`: family, device, quick, deadline (in seconds of time.time())."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._told = _measured(options["family"], Settings(options["device"], options["quick"]), options["deadline"])
+
+    def measure(self) -> dict[str, Any]:
+        """The next row, or the reason why there is none; None at the end."""
+        return {"told": msgspec.to_builtins(next(self._told, None))}
 
 
 def family_cases(family: str, settings: Settings) -> list[Case]:
     """The cases of a family, named `module` or `module:argument`."""
     module, _, argument = family.partition(":")
-    cases: list[Case] = importlib.import_module(f".cases.{module}", __package__).cases(settings, argument)
+    cases: list[Case] = importlib.import_module(f".cases.{module}", __package__).FAMILIES[argument](settings)
     return cases
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bough.benchmarks.gpu.worker", description=__doc__)
-    parser.add_argument("family")
-    parser.add_argument("--device", required=True)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--deadline", type=float, default=float("inf"), help="in seconds of time.time()")
-    arguments = parser.parse_args(argv)
-    settings = Settings(arguments.device, quick=arguments.quick)
-    for case in family_cases(arguments.family, settings):
-        label = f"{arguments.family}/{case.label}"
-        if time.time() > arguments.deadline:
-            _send(f"{label}: no time")
+def _measured(family: str, settings: Settings, deadline: float) -> Iterator[Row | str]:
+    for case in family_cases(family, settings):
+        label = f"{family}/{case.label}"
+        if time.time() > deadline:
+            yield f"{label}: no time"
             continue
         try:
-            for row in case.run():
-                _send(row)
+            yield from case.run()
         except Exception as error:  # noqa: BLE001  whatever a kernel raises is this case's result
             traceback.print_exc()
             reason = str(error).splitlines()[0] if str(error) else ""
-            _send(f"{label}: {type(error).__name__}: {reason}")
+            yield f"{label}: {type(error).__name__}: {reason}"
         gc.collect()
         if settings.device != "cpu":
             torch.cuda.synchronize()  # raises if this process cannot use the device any more
             torch.cuda.empty_cache()
-    return 0
-
-
-def _send(told: Row | str) -> None:
-    print(MARK + msgspec.json.encode(told).decode(), flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

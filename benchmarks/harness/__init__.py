@@ -1,4 +1,4 @@
-"""Tools that every benchmark uses: child processes, a server to measure, timings, models of random weights.
+"""Tools that every benchmark uses: a server to measure, timings, models of random weights.
 
 Commands and shapes come in; figures and processes that end with their parent go out.
 """

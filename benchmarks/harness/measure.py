@@ -7,15 +7,19 @@ import asyncio
 import itertools
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from ...runtime.client.client import EngineClient
 from ...runtime.protocol.errors import EngineError
 from ...runtime.protocol.program import Done, Failed, Fork, Gen, Join, Op, Piece, Program, ProgramEvent, Select, Value
 from ...runtime.protocol.request import Usage
-from ..workloads.workload import Workload
+from ..workloads.programs import Workload
 from .report import percentiles
+
+Made = TypeVar("Made")
 
 IDS = itertools.count()
 """Ends of programs' names."""
@@ -65,9 +69,10 @@ def measure(
     """
     if not client.flush_cache():
         raise EngineError("the engine is running other requests: nothing can be measured")
+    jobs = [partial(_run, client, ops, on_program) for ops in workload.programs]
     computed_before = client.stats().computed_tokens_total
     started = time.perf_counter()
-    runs = asyncio.run(_run_all(client, workload.programs, concurrency, on_program))
+    runs = asyncio.run(gather_limited(jobs, concurrency))
     elapsed_s = time.perf_counter() - started
     usage = sum((run.usage for run in runs), Usage())
     p50_s, p99_s = percentiles([run.latency_s for run in runs], 50, 99)
@@ -96,20 +101,23 @@ def best_hit_rate(client: EngineClient, runs: Sequence[ProgramRun]) -> float:
     return 1 - fewest_computed(requests) / num_prompt
 
 
-async def _run_all(
-    client: EngineClient, programs: Sequence[tuple[Op, ...]], concurrency: int, on_program: Callable[[], None]
-) -> list[ProgramRun]:
-    places = asyncio.Semaphore(concurrency)
+async def gather_limited(jobs: Iterable[Callable[[], Awaitable[Made]]], at_once: int) -> list[Made]:
+    """Does all jobs, `at_once` at a time; what they return, in order."""
+    places = asyncio.Semaphore(at_once)
 
-    async def run(ops: tuple[Op, ...]) -> ProgramRun:
+    async def do(job: Callable[[], Awaitable[Made]]) -> Made:
         async with places:
-            started = time.perf_counter()
-            pieces, values, done = await collect(client.arun(Program(id=f"bench-{next(IDS)}", ops=ops, trace=True)))
-            latency_s = time.perf_counter() - started
-        on_program()
-        return ProgramRun(ops, tuple(pieces), tuple(values), done.usage, done.requests, latency_s)
+            return await job()
 
-    return await asyncio.gather(*(run(ops) for ops in programs))
+    return await asyncio.gather(*map(do, jobs))
+
+
+async def _run(client: EngineClient, ops: tuple[Op, ...], on_program: Callable[[], None]) -> ProgramRun:
+    started = time.perf_counter()
+    pieces, values, done = await collect(client.arun(Program(id=f"bench-{next(IDS)}", ops=ops, trace=True)))
+    latency_s = time.perf_counter() - started
+    on_program()
+    return ProgramRun(ops, tuple(pieces), tuple(values), done.usage, done.requests, latency_s)
 
 
 async def collect(events: AsyncIterator[ProgramEvent]) -> tuple[list[Piece], list[Value], Done]:
@@ -145,31 +153,23 @@ class Sent:
     num_matchable: int
 
 
-@dataclass(eq=False, slots=True)
-class _Node:
-    children: dict[str, _Node] = field(default_factory=dict)
-    computed: bool = False  # by a request that would compute it in any case
-
-
 def fewest_computed(requests: Iterable[Sent]) -> int:
     """Prompt tokens that have to be computed even with an unlimited cache of single tokens.
 
-    Requests in depth-first order reach it: each distinct prefix is computed once.
+    Requests in depth-first order reach it: each distinct prefix is computed once, but for those that a request would
+    compute in any case.
     """
-    root = _Node()
-    nodes: list[_Node] = []
+    prefixes: dict[tuple[int, str], int] = {}  # numbers, by the number of the prefix that is a token shorter
+    computed: set[int] = set()
     num_always = 0
     for request in requests:
         num_always += request.num_prompt - request.num_matchable
-        node = root
+        prefix = 0
         for position, token in enumerate(request.tokens):
-            child = node.children.get(token)
-            if child is None:
-                child = node.children[token] = _Node()
-                nodes.append(child)
-            node = child
-            node.computed |= position >= request.num_matchable
-    return num_always + sum(not node.computed for node in nodes)
+            prefix = prefixes.setdefault((prefix, token), len(prefixes) + 1)
+            if position >= request.num_matchable:
+                computed.add(prefix)
+    return num_always + len(prefixes) - len(computed)
 
 
 def sent_requests(

@@ -29,9 +29,8 @@ from ...runtime.models.decoder import Decoder
 from ...runtime.models.load import LoadedModel, locate, resolve_dtype
 from ...runtime.protocol.config import EngineConfig
 from ...runtime.protocol.errors import ModelError
-from ...runtime.tokenizer.chat_template import ControlTokens
-from ...runtime.tokenizer.load import read_gguf_tokenizer
-from ...runtime.tokenizer.tokenizer import TextPipeline, Tokenizer, TokenizerParts
+from ...runtime.tokenizer.load import build_gguf_tokenizer, read_gguf_tokenizer
+from ...runtime.tokenizer.tokenizer import Tokenizer, TokenizerParts
 from .shapes import shape
 
 END = "<|im_end|>"
@@ -82,27 +81,18 @@ def byte_tokenizer(vocab_size: int) -> Tokenizer:
     Raises:
         ValueError: there are more bytes than ids.
     """
-    bytes_ = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    if vocab_size <= len(bytes_):
-        raise ValueError(f"vocab_size must be above {len(bytes_)}, got {vocab_size}")
-    words = [f"Ġw{number}" for number in range(vocab_size - 1 - len(bytes_))]
-    spellings = [*bytes_, *words, END]
-    model = tokenizers.models.BPE(vocab={text: token for token, text in enumerate(spellings[:-1])}, merges=[])
-    parts = TokenizerParts(
-        pipeline=TextPipeline(
-            model,
-            normalizer=None,
-            pre_tokenizer={"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
-        ),
-        spellings=tuple(spellings),
-        literal=frozenset(),
-        byte_level=True,
-        control=ControlTokens({END: vocab_size - 1}),
-        bos_id=None,
-        adds_bos=False,
-        eos_ids=(vocab_size - 1,),
-    )
-    return Tokenizer(parts)
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    if vocab_size <= len(letters):
+        raise ValueError(f"vocab_size must be above {len(letters)}, got {vocab_size}")
+    words = [f"Ġw{number}" for number in range(vocab_size - 1 - len(letters))]
+    fields = {
+        "model": "gpt2",
+        "tokens": [*letters, *words, END],
+        "token_type": [*[1] * (vocab_size - 1), 3],  # texts, and one that controls
+        "merges": [],
+        "eos_token_id": vocab_size - 1,
+    }
+    return Tokenizer(build_gguf_tokenizer({f"tokenizer.ggml.{name}": value for name, value in fields.items()}))
 
 
 # -- A light model ----------------------------------------------------------------------------------------------------
@@ -127,7 +117,7 @@ def write_light_model(model: str, folder: Path) -> Path:
         vocab_size = int(json.loads((source / "config.json").read_text())["vocab_size"])
     else:
         parts = read_gguf_tokenizer(GGUFFile(source))
-        _write_tokenizer(parts, folder)
+        write_tokenizer(parts, folder)
         vocab_size = len(parts.spellings)
     (folder / "config.json").write_text(json.dumps({**_SHAPE, "vocab_size": vocab_size}) + "\n")
     generator = torch.Generator().manual_seed(0)
@@ -142,22 +132,30 @@ def write_light_model(model: str, folder: Path) -> Path:
     return folder
 
 
-def _write_tokenizer(parts: TokenizerParts, folder: Path) -> None:
-    """The tokenizer of a GGUF file, as a folder holds one."""
-    description = json.loads(parts.pipeline.own.to_str())
-    description["decoder"] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
-    description["added_tokens"] += [
-        {"id": token, "content": text, "special": True}
-        | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-        for text, token in parts.control.ids.items()
-    ]
+def write_tokenizer(parts: TokenizerParts, folder: Path) -> None:
+    """Writes tokenizer.json and its settings: a byte-level tokenizer of a GGUF file, as a folder holds one.
+
+    What transformers makes of such a file splits digits and line breaks in other ways, puts a token before each text,
+    and writes spaces as letters: no two sides would have the same tokens.
+    """
+    document: dict[str, Any] = json.loads(parts.pipeline.own.to_str())
+    document["decoder"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    document["post_processor"] = None
+    document["model"]["vocab"] |= parts.control.ids
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    document["added_tokens"] += [{"id": token, "content": text, **plain} for text, token in parts.control.ids.items()]
+    document["added_tokens"].sort(key=lambda entry: entry["id"])
+    first_end = parts.spellings[min(parts.eos_ids)] if parts.eos_ids else None
     settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
         "chat_template": parts.chat_template,
         "add_bos_token": parts.adds_bos,
         "bos_token": None if parts.bos_id is None else parts.spellings[parts.bos_id],
-        "eos_token": parts.spellings[parts.eos_ids[0]] if parts.eos_ids else None,
+        "eos_token": END if END in parts.control.ids else first_end,
+        "model_max_length": 1 << 20,
+        "clean_up_tokenization_spaces": False,
     }
-    (folder / "tokenizer.json").write_text(json.dumps(description))
+    (folder / "tokenizer.json").write_text(json.dumps(document))
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 

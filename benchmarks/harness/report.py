@@ -14,9 +14,11 @@ import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import msgspec
+import numpy as np
 
 MARKS = {True: "met", False: "MISSED", None: ""}
 """A goal that was reached, one that was not, and a figure without a goal or a goal without a figure."""
@@ -42,6 +44,17 @@ def table(
         "  ".join(getattr(cell, way)(width) for cell, way, width in zip(line, flush, widths, strict=True)).rstrip()
         for line in lines
     )
+
+
+def cells_table(rows: Iterable[Mapping[str, str]], **how: Any) -> str:
+    """A table of rows that have their cells by the same heads; there is one at least."""
+    lines = list(rows)
+    return table(list(lines[0]), [list(line.values()) for line in lines], **how)
+
+
+def figures_table(columns: Mapping[str, str], values: Iterable[Any], **how: Any) -> str:
+    """A table of values, a line each. `columns`: the head of each, and the format that makes a cell of a value, {0}."""
+    return table(list(columns), [[form.format(value) for form in columns.values()] for value in values], **how)
 
 
 # -- Figures -----------------------------------------------------------------------------------------------------------
@@ -75,23 +88,18 @@ def duration(seconds: float | None) -> str:
 
 def percentile(values: Iterable[float], percent: float) -> float:
     """The value below which `percent` of all lie, between neighbours by interpolation; NaN of none."""
-    ordered = sorted(values)
-    if not ordered:
-        return math.nan
-    place = (len(ordered) - 1) * percent / 100
-    below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
-    return below + (above - below) * (place - math.floor(place))
+    return percentiles(values, percent)[0]
 
 
 def percentiles(values: Iterable[float], *percents: float) -> tuple[float, ...]:
     """Several percentiles of the same values."""
-    ordered = sorted(values)
-    return tuple(percentile(ordered, percent) for percent in percents)
+    found: list[float] = np.percentile(list(values) or [math.nan], percents).tolist()
+    return tuple(found)
 
 
 def geometric_means(ratios: Iterable[Sequence[float]]) -> list[float]:
     """The geometric mean over all workloads of each round's ratio, for as many rounds as all have."""
-    return [math.exp(math.fsum(map(math.log, column)) / len(column)) for column in zip(*ratios, strict=False)]
+    return [geometric_mean(column) for column in zip(*ratios, strict=False)]
 
 
 # -- The machine -------------------------------------------------------------------------------------------------------

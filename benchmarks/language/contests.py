@@ -11,7 +11,7 @@ from typing import Any
 from ...lang.backends.http import HttpBackend
 from ...lang.function import Function
 from ..harness.server_process import ServerProcess
-from ..workloads.prose import Prose
+from ..workloads.prose import INSTRUCTIONS, Prose
 from . import programs
 from .rounds import Job, WayRounds, run_round, take_turns, watch_batch
 from .ways import TIMEOUT_S, openai_client
@@ -95,7 +95,7 @@ async def self_consistency_n(caller: Caller, question: str, max_tokens: int) -> 
 
 
 async def react(caller: Caller, question: str) -> list[str]:
-    text = programs.INSTRUCTIONS + f"Question: {question}\n"
+    text = INSTRUCTIONS + f"Question: {question}\n"
     steps: list[str] = []
     for _ in range(programs.MAX_TURNS):
         text += "Thought:"

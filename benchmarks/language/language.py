@@ -22,25 +22,18 @@ from ...runtime.protocol.errors import BoughError
 from ...runtime.tokenizer.load import load_tokenizer
 from ..harness.models import write_light_model
 from ..harness.pictures import BLUE, GREEN, ORANGE, PALE_BLUE, Chart, write_picture
-from ..harness.report import describe_machine, now, table, versions, write_json, write_text
+from ..harness.report import cells_table, describe_machine, now, versions, write_json, write_text
 from ..harness.server_process import ServerProcess
-from ..workloads.programs import WORKLOADS
-from ..workloads.workload import Size
-from . import contests, workloads
+from ..workloads.programs import WORKLOADS, Size
+from . import contests
 from .contests import OURS, THEIRS, ContestResult
-from .ways import GenByGen, OneRequest, OpenAICalls
-from .workloads import WorkloadResult
+from .ways import GenByGen, OneRequest, OpenAICalls, WorkloadResult, measure_workload
 
 _WAYS = (OneRequest.name, GenByGen.name, OpenAICalls.name)
 _COLOURS = {GenByGen.name: ORANGE, OpenAICalls.name: GREEN}
 _PARTS = {"in the model": BLUE, "else in steps": PALE_BLUE, "engine idle": ORANGE}
-_WORKLOAD_HEADS = ("workload", "requests", "KB sent", "tokens sent", "tokenised", "prompt computed", "hit rate")
-_CONTEST_HEADS = (
-    *("program", "prompts and answers", "requests", "seconds", "ratio", "at most", "in the model", "engine idle"),
-    *("server CPU s", "client CPU s", "steps", "tokens a step", "prompt tokens", "computed"),
-)
-
-Row = Sequence[str]
+Row = dict[str, str]
+"""Cells by their heads."""
 
 
 @dataclass
@@ -66,11 +59,9 @@ def tables(results: Iterable[ModelResults], *, markdown: bool) -> str:
     for result in results:
         parts.append(f"{result.name}: {result.about}.")
         if result.workloads:
-            levels = sorted(result.workloads[0].rounds)
-            heads = (*_WORKLOAD_HEADS, *(f"s, {n} at once" for n in levels), *(f"slower, {n}" for n in levels), "texts")
-            parts.append(table(heads, [_workload_row(each) for each in result.workloads], markdown=markdown))
+            parts.append(cells_table(map(_workload_row, result.workloads), markdown=markdown))
         if result.contests:
-            parts.append(table(_CONTEST_HEADS, [_contest_row(each) for each in result.contests], markdown=markdown))
+            parts.append(cells_table(map(_contest_row, result.contests), markdown=markdown))
     return "\n\n".join(parts)
 
 
@@ -80,18 +71,18 @@ def _workload_row(result: WorkloadResult) -> Row:
     most = [result.rounds[levels[-1]][way] for way in ways]
     traffic = [result.traffic[way] for way in ways]
     walls = {level: [result.rounds[level][way].wall_s for way in ways] for level in levels}
-    return (
-        result.name,
-        _slashed(f"{each.requests:g}" for each in most),
-        _slashed(f"{each.num_bytes / 1000:.1f}" for each in traffic),
-        _slashed(f"{each.sent_tokens:,.0f}" for each in traffic),
-        _slashed(f"{each.tokenised:,.0f}" for each in traffic),
-        _slashed(f"{each.median.counted.computed_prompt_tokens:,}" for each in most),
-        _slashed(f"{each.median.counted.hit_rate:.0%}" for each in most),
-        *(_slashed(f"{wall_s:.2f}" for wall_s in walls[level]) for level in levels),
-        *(_slashed(f"{wall_s / walls[level][0]:.2f}" for wall_s in walls[level][1:]) for level in levels),
-        _agreement(result, ways[1:]),
-    )
+    return {
+        "workload": result.name,
+        "requests": _slashed(f"{each.requests:g}" for each in most),
+        "KB sent": _slashed(f"{each.num_bytes / 1000:.1f}" for each in traffic),
+        "tokens sent": _slashed(f"{each.sent_tokens:,.0f}" for each in traffic),
+        "tokenised": _slashed(f"{each.tokenised:,.0f}" for each in traffic),
+        "prompt computed": _slashed(f"{each.median.counted.computed_prompt_tokens:,}" for each in most),
+        "hit rate": _slashed(f"{each.median.counted.hit_rate:.0%}" for each in most),
+        **{f"s, {n} at once": _slashed(f"{wall_s:.2f}" for wall_s in walls[n]) for n in levels},
+        **{f"slower, {n}": _slashed(f"{wall_s / walls[n][0]:.2f}" for wall_s in walls[n][1:]) for n in levels},
+        "texts": _agreement(result, ways[1:]),
+    }
 
 
 def _agreement(result: WorkloadResult, ways: Sequence[str]) -> str:
@@ -109,22 +100,22 @@ def _agreement(result: WorkloadResult, ways: Sequence[str]) -> str:
 def _contest_row(result: ContestResult) -> Row:
     sides = [result.rounds[side] for side in (OURS, THEIRS)]
     medians = [side.median for side in sides]
-    return (
-        result.name,
-        f"{result.setting}, {result.at_once} at once",
-        _slashed(f"{side.requests:g}" for side in sides),
-        _slashed(f"{side.wall_s:.2f}" for side in sides),
-        f"{result.ratio:.2f}",
-        f"{result.bound:.2f}",
-        _slashed(f"{each.counted.forward_s / each.wall_s:.0%}" for each in medians),
-        _slashed(f"{each.idle_s / each.wall_s:.0%}" for each in medians),
-        _slashed(f"{each.counted.front_cpu_s:.2f}" for each in medians),
-        _slashed(f"{each.client_cpu_s:.2f}" for each in medians),
-        _slashed(f"{each.counted.num_steps}" for each in medians),
-        _slashed(f"{each.counted.mean_batch:.0f}" for each in medians),
-        _slashed(f"{each.counted.prompt_tokens:,}" for each in medians),
-        _slashed(f"{each.counted.computed_prompt_tokens:,}" for each in medians),
-    )
+    return {
+        "program": result.name,
+        "prompts and answers": f"{result.setting}, {result.at_once} at once",
+        "requests": _slashed(f"{side.requests:g}" for side in sides),
+        "seconds": _slashed(f"{side.wall_s:.2f}" for side in sides),
+        "ratio": f"{result.ratio:.2f}",
+        "at most": f"{result.bound:.2f}",
+        "in the model": _slashed(f"{each.counted.forward_s / each.wall_s:.0%}" for each in medians),
+        "engine idle": _slashed(f"{each.idle_s / each.wall_s:.0%}" for each in medians),
+        "server CPU s": _slashed(f"{each.counted.front_cpu_s:.2f}" for each in medians),
+        "client CPU s": _slashed(f"{each.client_cpu_s:.2f}" for each in medians),
+        "steps": _slashed(f"{each.counted.num_steps}" for each in medians),
+        "tokens a step": _slashed(f"{each.counted.mean_batch:.0f}" for each in medians),
+        "prompt tokens": _slashed(f"{each.counted.prompt_tokens:,}" for each in medians),
+        "computed": _slashed(f"{each.counted.computed_prompt_tokens:,}" for each in medians),
+    }
 
 
 def _slashed(parts: Iterable[str]) -> str:
@@ -251,26 +242,24 @@ def _measure(arguments: argparse.Namespace, plan: Plan) -> ModelResults:
             model = server.info()["model"]
             about = f"{model['num_parameters'] / 1e6:.0f} M parameters, {model['dtype']} on {model['device']}"
             about += ", random weights, the other's tokenizer" if plan.light else ""
-            return asyncio.run(_measure_all(arguments, plan, server, source, ModelResults(name, about)))
+            results = ModelResults(name, about)
+            asyncio.run(_measure_all(results, arguments.only or [*WORKLOADS, "contests"], plan, server, source))
+    return results
 
 
 async def _measure_all(
-    arguments: argparse.Namespace, plan: Plan, server: ServerProcess, source: Path, results: ModelResults
-) -> ModelResults:
-    tokenizer = load_tokenizer(source)
-    size = Size(plan.scale, max(plan.levels))
-    chosen = {name: make(size) for name, make in WORKLOADS.items() if arguments.only is None or name in arguments.only}
-    fights = _fights(plan) if arguments.only is None or "contests" in arguments.only else []
-    for workload in chosen.values():
+    results: ModelResults, chosen: Sequence[str], plan: Plan, server: ServerProcess, source: Path
+) -> None:
+    tokenizer, size = load_tokenizer(source), Size(plan.scale, max(plan.levels))
+    for workload in [make(size) for name, make in WORKLOADS.items() if name in chosen]:
         print(f"{results.name}, {workload.name}", file=sys.stderr, flush=True)
-        sizes: Any = {"levels": plan.levels, "num_rounds": plan.num_rounds}
-        results.workloads.append(await workloads.measure_workload(server, tokenizer, workload, **sizes))
-    for contest, setting in fights:
+        found = await measure_workload(server, tokenizer, workload, levels=plan.levels, num_rounds=plan.num_rounds)
+        results.workloads.append(found)
+    for contest, setting in _fights(plan) if "contests" in chosen else []:
         print(f"{results.name}, {contest.name}, {setting.name}", file=sys.stderr, flush=True)
         watch = contest is contests.CONTESTS[0] and setting is contests.LONG_ANSWERS
         how: Any = {"at_once": plan.at_once, "num_rounds": plan.num_rounds, "watch": watch}
         results.contests.append(await contests.measure_contest(server, contest, setting, **how))
-    return results
 
 
 def _fights(plan: Plan) -> list[tuple[contests.Contest, contests.Setting]]:

@@ -5,25 +5,25 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import json
+import multiprocessing
 import resource
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ...lang.api import gen
-from ...lang.backend import TEXT_ONLY
 from ...lang.backends.local import LocalBackend
+from ...lang.backends.mock import MockBackend
 from ...lang.function import AsyncFunction, Function
 from ...lang.state.state import State
 from ...runtime.protocol.config import EngineConfig
 from ...runtime.protocol.program import Done, Gen, Program, ProgramEvent, Value
-from ..harness.report import table, write_json
+from ..harness.report import figures_table, write_json
 
 GOAL_BYTES = 20 * 1024
 """Memory per idle state, by the operating system's count."""
@@ -64,52 +64,47 @@ class StateCost:
     end_s: float
 
     @property
+    def resident_kb(self) -> float:
+        return self.resident_bytes / 1024
+
+    @property
     def good(self) -> bool:
         return self.resident_bytes <= GOAL_BYTES and self.num_more_threads <= 0
 
 
-class HoldingBackend:
-    """Answers nothing before it is let go."""
+_COLUMNS = {
+    "": "{0.case}",
+    "states": "{0.num_states:,}",
+    "KB each": "{0.resident_kb:.1f}",
+    "threads": "{0.num_more_threads:+}",
+    "start s": "{0.start_s:.2f}",
+    "end s": "{0.end_s:.2f}",
+}
 
-    modalities = TEXT_ONLY
+
+class HoldingBackend(MockBackend):
+    """Answers nothing before `go` is set."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.num_held = 0
-        self._go = asyncio.Event()
-
-    def let_go(self) -> None:
-        self._go.set()
+        self.go = asyncio.Event()
 
     async def arun(self, program: Program, tools: object = None) -> AsyncIterator[ProgramEvent]:
         self.num_held += 1
-        await self._go.wait()
+        await self.go.wait()
         for op in program.ops:
             if isinstance(op, Gen):
                 yield Value(branch=op.branch, name=op.name, text="yes")
         yield Done(requests=1)
 
-    def run(self, program: Program, tools: object = None) -> Iterator[ProgramEvent]:
-        raise NotImplementedError("programs on an event loop only")
-
-    def drop(self, program_id: str) -> None:
-        """Keeps nothing."""
-
-    def flush_cache(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        """Holds nothing."""
-
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.case:
-        print(json.dumps(asdict(_measure(arguments))))
-        return 0
-    cases = [("plain", "hold"), ("async", "hold")]
+    bodies = list(_BODIES)
+    costs = [_in_child(measure_held, body, arguments.states) for body in bodies]
     if arguments.engine_states:
-        cases += [("plain", "engine"), ("async", "engine")]
-    costs = [_in_child(arguments, f"{name}:{where}") for name, where in cases]
-    print(_table(costs))
+        costs += [_in_child(measure_waiting, body, arguments.engine_states, arguments.model) for body in bodies]
+    print(figures_table(_COLUMNS, costs, right=range(1, 6)))
     write_json(arguments.json, [asdict(cost) for cost in costs])
     return 0 if all(cost.good for cost in costs[:2]) else 1  # in an engine, its own requests are counted, too
 
@@ -123,58 +118,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", default=EngineConfig().model, help="of that engine (default: %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write all numbers")
-    parser.add_argument("--case", help=argparse.SUPPRESS)
 
 
-def _in_child(arguments: argparse.Namespace, case: str) -> StateCost:
+def _in_child(measure: Callable[..., Coroutine[Any, Any, StateCost]], *arguments: Any) -> StateCost:
     """Measures in a process of its own, whose memory nothing else has used."""
-    command = [sys.executable, "-P", "-m", "bough.cli", "bench", "live_states", "--case", case]
-    command += ["--states", str(arguments.states), "--engine-states", str(arguments.engine_states)]
-    done = subprocess.run([*command, "--model", arguments.model], stdout=subprocess.PIPE, text=True, check=True)
-    return StateCost(**json.loads(done.stdout.splitlines()[-1]))
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_run_here, measure, *arguments).result()
 
 
-def _measure(arguments: argparse.Namespace) -> StateCost:
-    name, _, where = arguments.case.partition(":")
-    function = _BODIES[name]()
-    if where == "hold":
-        return asyncio.run(measure_held(function, name, arguments.states))
-    with LocalBackend(arguments.model, max_num_seqs=1) as backend:
-        return asyncio.run(measure_waiting(function, name, arguments.engine_states, backend))
+def _run_here(measure: Callable[..., Coroutine[Any, Any, StateCost]], *arguments: Any) -> StateCost:
+    return asyncio.run(measure(*arguments))
 
 
-async def measure_held(function: Function[Any], name: str, num_states: int) -> StateCost:
+async def measure_held(body: str, num_states: int) -> StateCost:
     """States that wait for a backend which holds its answers, and then get them."""
-    warm = HoldingBackend()
-    warm.let_go()
+    function, warm, backend = _BODIES[body](), HoldingBackend(), HoldingBackend()
+    warm.go.set()
     await function.arun(0, backend=warm)
-    backend = HoldingBackend()
 
     async def release(tasks: Sequence[asyncio.Task[Any]]) -> None:
-        backend.let_go()
+        backend.go.set()
         if not all(state.ret_value == "yes" for state in await asyncio.gather(*tasks)):
             raise RuntimeError("a program that was held did not get its value")
 
     all_wait = lambda: backend.num_held == num_states  # noqa: E731
-    return await _measured(f"{name} body", function, backend, num_states, all_wait, release)
+    return await _measured(f"{body} body", function, backend, num_states, all_wait, release)
 
 
-async def measure_waiting(function: Function[Any], name: str, num_states: int, backend: LocalBackend) -> StateCost:
+async def measure_waiting(body: str, num_states: int, model: str) -> StateCost:
     """States whose requests wait in an engine's queue, behind one that is running; then all are cancelled."""
-    stats = backend.client.stats
-    await function.arun(0, backend=backend)
-    longest = backend.client.info.max_request_tokens // 2
-    endless = asyncio.create_task(AsyncFunction(_endless_body).arun(longest, backend=backend))
-    await _until(lambda: bool(stats().running))
+    function = _BODIES[body]()
+    with LocalBackend(model, max_num_seqs=1) as backend:
+        stats = backend.client.stats
+        await function.arun(0, backend=backend)
+        longest = backend.client.info.max_request_tokens // 2
+        endless = asyncio.create_task(AsyncFunction(_endless_body).arun(longest, backend=backend))
+        await _until(lambda: bool(stats().running))
 
-    async def cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
-        for task in (*tasks, endless):
-            task.cancel()
-        await asyncio.gather(*tasks, endless, return_exceptions=True)
-        await _until(lambda: not stats().waiting + stats().running)
+        async def cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+            for task in (*tasks, endless):
+                task.cancel()
+            await asyncio.gather(*tasks, endless, return_exceptions=True)
+            await _until(lambda: not stats().waiting + stats().running)
 
-    case = f"{name} body, in the engine"
-    return await _measured(case, function, backend, num_states, lambda: stats().waiting == num_states, cancel)
+        case = f"{body} body, in the engine"
+        return await _measured(case, function, backend, num_states, lambda: stats().waiting == num_states, cancel)
 
 
 async def _measured(
@@ -215,15 +203,3 @@ def _resident_bytes() -> int:
         return int(status.read_text().split()[1]) * resource.getpagesize()
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _table(costs: Sequence[StateCost]) -> str:
-    heads = ("", "states", "KB each", "threads", "start s", "end s")
-    rows = [
-        (
-            *(each.case, f"{each.num_states:,}", f"{each.resident_bytes / 1024:.1f}"),
-            *(f"{each.num_more_threads:+}", f"{each.start_s:.2f}", f"{each.end_s:.2f}"),
-        )
-        for each in costs
-    ]
-    return table(heads, rows, right=range(1, 6))

@@ -10,7 +10,7 @@ from ...lang.state.state import State
 from ...lang.tools.tool import tool, use
 from ..workloads.programs import DIMENSIONS as DIMENSIONS
 from ..workloads.programs import LEVELS as LEVELS
-from ..workloads.prose import Prose
+from ..workloads.prose import INSTRUCTIONS, Prose
 
 NUM_SAMPLES = 16
 MAX_TURNS = 4
@@ -21,20 +21,6 @@ ANSWER_TOKENS = 8
 STEP = r" [A-Z][a-z ]{8,40}\.\nAction: Search\[[a-z ]{3,16}\]\n"
 ANSWER = r"[a-z ]{3,16}\]"
 NOTHING = "Nothing was found."
-INSTRUCTIONS = """\
-Answer the question with the help of a search engine.
-
-Question: Which river runs through the town?
-Thought: The town lies between two hills.
-Action: Search[town river]
-Observation: A small river runs there.
-Thought: The name of it is still missing.
-Action: Search[small river name]
-Observation: People call it the silver river.
-Thought: That is what was asked.
-Action: Finish[silver river]
-
-"""
 LAST_WORDS = "Thought: That is enough.\nAction: Finish["
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..harness.measure import gather_limited
 from ..harness.server_process import Counters, ServerProcess
 
 Job = Callable[[], Awaitable[object]]
@@ -58,15 +58,9 @@ class WayRounds:
 
 async def run_round(server: ServerProcess, jobs: Sequence[Job], at_once: int) -> Round:
     """Does all jobs, `at_once` at a time, on an emptied cache."""
-    places = asyncio.Semaphore(at_once)
-
-    async def do(job: Job) -> None:
-        async with places:
-            await job()
-
     server.flush()
     before, cpu, started = server.counters(), time.process_time(), time.perf_counter()
-    await asyncio.gather(*(do(job) for job in jobs))
+    await gather_limited(jobs, at_once)
     wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu
     return Round(wall_s, cpu_s, server.counters() - before)
 
@@ -87,20 +81,18 @@ async def take_turns(
 async def watch_batch(server: ServerProcess, jobs: Sequence[Job]) -> list[tuple[float, int]]:
     """Numbers of generations at a time, by seconds since the start. Looking costs time: no round to be timed."""
     looks: list[tuple[float, int]] = []
-    over = threading.Event()
 
-    def look() -> None:
+    async def look() -> None:
         started = time.perf_counter()
-        while not over.is_set():
-            looks.append((time.perf_counter() - started, server.info()["stats"]["running"]))
-            time.sleep(_LOOK_S)
+        while True:
+            at_s = time.perf_counter() - started
+            looks.append((at_s, (await asyncio.to_thread(server.info))["stats"]["running"]))
+            await asyncio.sleep(_LOOK_S)
 
     server.flush()
-    watcher = threading.Thread(target=look, name="bough-watch", daemon=True)
-    watcher.start()
+    watcher = asyncio.create_task(look())
     try:
         await asyncio.gather(*(job() for job in jobs))
     finally:
-        over.set()
-        await asyncio.to_thread(watcher.join)
+        watcher.cancel()
     return looks

@@ -1,13 +1,16 @@
-"""Ways to run one recorded program on a server: as one request, or generation by generation from the client."""
+"""Ways to run recorded programs on a server, as one request or generation by generation from the client, and the
+workloads in each of them: times, tokens, and the same texts."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -17,10 +20,13 @@ from ...runtime.protocol.program import Fork, Gen, Op, Piece, Program, RoleBegin
 from ...runtime.protocol.program import walk as all_ops
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..harness.measure import IDS, collect, traced
+from ..harness.server_process import ServerProcess
 from ..harness.wire import Wire
-from ..peers.plan import plan_of, templated, written
+from ..peers.plan import plan_of, written
 from ..peers.sides.peer_walk import Answer, Call, echoed_scores
 from ..peers.sides.peer_walk import run as walk
+from ..workloads.programs import Workload
+from .rounds import WayRounds, take_turns
 
 Ops = tuple[Op, ...]
 Place = tuple[int, str]
@@ -32,7 +38,7 @@ _OK = 200
 
 @dataclass
 class Record:
-    """Record of what one run of one program sent, and was answered.
+    """Record of what one run of one program sent, and was answered: by a way's `run` its values, with `full` all of it.
 
     values      the text of each value
     prompts     the texts of the tokens that each was generated after
@@ -50,16 +56,6 @@ class Record:
     def send(self, body: bytes, texts: Iterable[str]) -> None:
         self.num_bytes += len(body)
         self.texts += texts
-
-
-class Way(Protocol):
-    """One way. `run` fills in a record's values; with `full`, all of it."""
-
-    name: str
-
-    async def run(self, ops: Ops, record: Record, *, full: bool = False) -> None: ...
-
-    async def aclose(self) -> None: ...
 
 
 class OneRequest:
@@ -95,7 +91,7 @@ class GenByGen:
         self._wire = Wire(url)
         self._model = model
         self._tokenizer = tokenizer
-        self._pieces = templated(tokenizer)
+        self._pieces: Callable[[tuple[str, ...], str], tuple[str, str]] = tokenizer.chat.role_pieces
 
     async def run(self, ops: Ops, record: Record, *, full: bool = False) -> None:
         plan = written(plan_of(ops), self._pieces)
@@ -229,3 +225,104 @@ def texts_of(ops: Ops) -> list[str]:
 def prompts_of(ops: Sequence[Op], pieces: Iterable[Piece]) -> dict[Place, tuple[str, ...]]:
     """The texts of the tokens before each value of a traced program that joins nothing by appending."""
     return {(op.branch, op.name): before for op, before, _ in traced(ops, pieces) if isinstance(op, Gen | Select)}
+
+
+# -- Every workload in every way that can run it -----------------------------------------------------------------------
+
+
+Way = OneRequest | GenByGen
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """A program's means: bytes of the bodies that were sent, tokens in their texts, and tokens that the server made of
+    texts."""
+
+    num_bytes: float
+    sent_tokens: float
+    tokenised: float
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Values beside those of the same programs as one request.
+
+    same        as they are there
+    retokenised generated after the same text, or one that differs because of this, but after other tokens
+    different   generated after the same tokens: two were about equally likely, and the last bits of sums depend on the
+                batch; or something is wrong
+    """
+
+    same: int
+    retokenised: int
+    different: int
+
+
+@dataclass(frozen=True)
+class WorkloadResult:
+    """By the names of ways; `rounds` by programs at once, then by ways."""
+
+    name: str
+    num_programs: int
+    rounds: dict[int, dict[str, WayRounds]]
+    traffic: dict[str, Traffic]
+    agreement: dict[str, Agreement]
+
+
+async def measure_workload(
+    server: ServerProcess, tokenizer: Tokenizer, workload: Workload, *, levels: Sequence[int], num_rounds: int
+) -> WorkloadResult:
+    """At each of `levels` so many programs at once. What is counted does not depend on that, and is of the most."""
+    programs = workload.programs[: max(levels)]
+    chosen: list[Way] = [OneRequest(server.url, tokenizer), GenByGen(server.url, server.model, tokenizer)]
+    chosen += [OpenAICalls(server.url, server.model, tokenizer)] if all(map(is_chat, programs)) else []
+    try:
+        records = {way.name: await _record(server, way, programs) for way in chosen}
+        rounds = {}
+        for level in levels:
+            jobs = {way.name: [partial(way.run, ops, Record()) for ops in programs[:level]] for way in chosen}
+            rounds[level] = await take_turns(server, jobs, at_once=level, num_rounds=num_rounds)
+    finally:
+        for way in chosen:
+            await way.aclose()
+    return WorkloadResult(
+        name=workload.name,
+        num_programs=len(programs),
+        rounds=rounds,
+        traffic={name: _traffic(found, tokenizer) for name, found in records.items()},
+        agreement={name: agreement(records[OneRequest.name], found) for name, found in records.items()},
+    )
+
+
+_CUT = "\ufffd"
+"""Replacement for part of a character: sent again, it is another character."""
+
+
+def agreement(wanted: Sequence[Record], found: Sequence[Record]) -> Agreement:
+    same = retokenised = different = 0
+    for one, other in zip(wanted, found, strict=True):
+        for place, text in one.values.items():
+            if other.values[place] == text:
+                same += 1
+            elif other.prompts[place] != one.prompts[place] or any(_CUT in token for token in one.prompts[place]):
+                retokenised += 1
+            else:
+                different += 1
+    return Agreement(same, retokenised, different)
+
+
+async def _record(server: ServerProcess, way: Way, programs: Sequence[Ops]) -> list[Record]:
+    """Also warms the way up."""
+    records = [Record() for _ in programs]
+    server.flush()
+    await asyncio.gather(*(way.run(ops, record, full=True) for ops, record in zip(programs, records, strict=True)))
+    return records
+
+
+def _traffic(records: Sequence[Record], tokenizer: Tokenizer) -> Traffic:
+    count = len(records)
+    return Traffic(
+        num_bytes=sum(record.num_bytes for record in records) / count,
+        sent_tokens=sum(len(tokenizer.encode(text, special=True)) for r in records for text in r.texts) / count,
+        tokenised=sum(record.tokenised for record in records) / count,
+    )

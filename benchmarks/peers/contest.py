@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..workloads.prompts import Prompts, PromptWorkload, Sizes
+from ..workloads.prompts import Prompts, PromptWorkload, RoundTime, Sizes, count
 from ..workloads.prose import PASSAGE
 from .environments import PeerError, make_environment, say
 from .models import KINDS, make_model
 from .process import OURS, Side, side_command
-from .report import FLOAT32, PeerReport, Quality, Starts, memory_row, row_of, start_row
-from .rounds import Rounds, Turns
+from .report import FLOAT32, PeerReport, Quality, Starts, row_of, start_rows
+from .rounds import Key, Pairs, Turns, Work
 
 _MAX_STARTS = 3
 _START_SHARE = 0.3  # of a peer's time, for fresh processes
@@ -104,10 +106,7 @@ def measure_peer(name: str, number: int, run: PeerRun, report: PeerReport) -> No
     interpreter = make_environment(name, run.python)
     say(f"{name}: model")
     model_file = make_model(KINDS[name], run.model, interpreter)
-
-    def start(*, alone: bool = False) -> Side:
-        return run.theirs(name, interpreter, model_file, alone=alone)
-
+    start = partial(run.theirs, name, interpreter, model_file)
     if "start" in run.extras:
         say(f"{name}: fresh processes")
         _measure_starts(name, start, run, report)
@@ -125,11 +124,32 @@ def measure_peer(name: str, number: int, run: PeerRun, report: PeerReport) -> No
             except PeerError as error:
                 report.left_out.append(f"{name}, quality: {error}")
         turns = Turns(ours, theirs, time.monotonic() + run.limit_s * (1 - _START_SHARE))
-        rounds = Rounds(turns, run.workloads, prompts=run.prompts, first_number=(number + 1) * _NUMBERS_OF_A_PEER)
+        contests: dict[Key, Pairs[RoundTime]] = {(each.name,): Pairs() for each in run.workloads}
+        numbers = itertools.count((number + 1) * _NUMBERS_OF_A_PEER)
         try:
-            rounds.run(run.num_rounds)
+            turns.play(contests, run.num_rounds, prompt_rounds(run.workloads, run.prompts, numbers, turns.deadline))
         finally:
-            report.rows += [row_of(contest) for contest in rounds.contests.values()]
+            report.rows += [row_of(workload, name, pairs) for (workload,), pairs in contests.items()]
+
+
+def prompt_rounds(
+    workloads: Sequence[PromptWorkload], prompts: Prompts, numbers: Iterator[int], deadline: float
+) -> Callable[[Key], Work[RoundTime]]:
+    """Maker of the work of rounds, for `Turns.play`. Prompts depend on a round's number, so that no side has seen any
+    of them."""
+    by_name = {each.name: each for each in workloads}
+
+    def prepare(key: Key) -> Work[RoundTime]:
+        workload = by_name[key[0]]
+        arguments = workload.make(prompts, next(numbers))
+
+        def work(side: Side) -> RoundTime:
+            limit_s = max(1.0, deadline - time.monotonic())
+            return count(workload, arguments, side.ask(workload.job, limit_s, **arguments), prompts.is_character)
+
+        return work
+
+    return prepare
 
 
 def _measure_starts(name: str, start: Callable[..., Side], run: PeerRun, report: PeerReport) -> None:
@@ -141,7 +161,7 @@ def _measure_starts(name: str, start: Callable[..., Side], run: PeerRun, report:
     except PeerError as error:
         report.left_out.append(f"{name}, fresh processes: {error}")
     report.starts |= {name: theirs, f"{OURS} beside {name}": ours}
-    report.rows += [row for row in (start_row(ours, theirs), memory_row(ours, theirs)) if row.ratios]
+    report.rows += start_rows(ours, theirs)
 
 
 def take_turns(

@@ -61,7 +61,7 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def make_environment(name: str, python: str | None = None, cache_dir: str | Path | None = None) -> Path:
+def make_environment(name: str, python: str | None = None) -> Path:
     """The interpreter of an environment of RECIPES, made first, by `python` or by this one, if it is not there.
 
     What was begun and not finished is begun anew.
@@ -70,7 +70,7 @@ def make_environment(name: str, python: str | None = None, cache_dir: str | Path
         PeerError: it could not be made.
     """
     base, recipe = python or sys.executable, RECIPES[name]
-    folder = environment_folder(name, recipe, base, cache_dir)
+    folder = environment_folder(name, recipe, base)
     interpreter = folder / "bin" / "python"
     if (folder / _READY).is_file():
         return interpreter
@@ -88,16 +88,16 @@ def make_environment(name: str, python: str | None = None, cache_dir: str | Path
     return interpreter
 
 
-def environment_folder(name: str, recipe: Recipe, python: str, cache_dir: str | Path | None = None) -> Path:
+def environment_folder(name: str, recipe: Recipe, python: str) -> Path:
     """Folder of the environment: its name changes with what is in it and with the interpreter."""
     content = json.dumps([asdict(recipe), os.path.realpath(python)], sort_keys=True, default=dict)
     digest = hashlib.sha256(content.encode()).hexdigest()[:10]
-    return peers_folder(cache_dir) / f"{name}-{digest}"
+    return peers_folder() / f"{name}-{digest}"
 
 
-def peers_folder(cache_dir: str | Path | None = None) -> Path:
+def peers_folder() -> Path:
     """Folder of all that is made for peers."""
-    return (Path(cache_dir).expanduser() if cache_dir else default_cache()) / "peers"
+    return default_cache() / "peers"
 
 
 def run_command(command: Sequence[str], log: Path, variables: Mapping[str, str] | None = None) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from ...runtime.checkpoints.gguf_file import GGUFFile
 from ...runtime.models.load import locate
 from ...runtime.tokenizer.load import read_gguf_tokenizer
-from ...runtime.tokenizer.tokenizer import TokenizerParts
+from ..harness.models import write_tokenizer
 from .environments import PeerError, peers_folder, run_command, say
 
 KINDS = {"llama.cpp": "gguf", "openvino": "openvino-int8", "vllm": "folder", "transformers": "folder"}
@@ -32,7 +30,7 @@ transformers.AutoTokenizer.from_pretrained(**where).save_pretrained(target)
 """Script for a peer's interpreter: makes of a GGUF file a folder as transformers has it, weights in bfloat16."""
 
 
-def make_model(kind: str, model: str, interpreter: Path, cache_dir: str | Path | None = None) -> Path:
+def make_model(kind: str, model: str, interpreter: Path) -> Path:
     """The model's files in a form of KINDS.
 
     model        a name or path of a GGUF file, as the engine takes it
@@ -46,12 +44,12 @@ def make_model(kind: str, model: str, interpreter: Path, cache_dir: str | Path |
         raise PeerError(f"{model} is no .gguf file, which is what peers' models are made of")
     if kind == "gguf":
         return source
-    target = model_folder(source, cache_dir) / kind
+    target = model_folder(source) / kind
     command = [str(interpreter), "-P"]
     if kind == "folder":
         command += ["-c", _CONVERT, str(source.resolve())]
     else:
-        folder = make_model("folder", model, interpreter, cache_dir)
+        folder = make_model("folder", model, interpreter)
         command += ["-m", "optimum.commands.optimum_cli", "export", "openvino", "--model", str(folder)]
         command += ["--task", "text-generation-with-past", "--weight-format", "int8"]
 
@@ -73,49 +71,25 @@ def _made_once(target: Path, make: Callable[[Path], None]) -> Path:
     return target
 
 
-def model_folder(source: Path, cache_dir: str | Path | None = None) -> Path:
+def model_folder(source: Path) -> Path:
     """Folder of the forms of a file: its name changes with the file."""
     facts = source.stat()
     text = f"{source.resolve()} {facts.st_size} {facts.st_mtime_ns}"
-    return peers_folder(cache_dir) / "models" / f"{source.stem}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
-
-
-# -- The tokenizer, for peers that are given text ----------------------------------------------------------------------
-
-
-_END = "<|im_end|>"
+    return peers_folder() / "models" / f"{source.stem}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
 
 def make_tokenizer(source: Path, target: Path) -> Path:
-    """The folder `target` with tokenizer.json and its settings, made of a GGUF file if it is not there.
-
-    What transformers makes of such a file splits digits and line breaks in other ways, puts a token before each text,
-    and writes spaces as letters: no two sides would have the same tokens.
+    """The folder `target` with the tokenizer of a GGUF file, made if it is not there.
 
     Raises:
         PeerError: the tokenizer is of a kind that this does not write.
     """
 
     def write(part: Path) -> None:
+        parts = read_gguf_tokenizer(GGUFFile(source))
+        if not parts.byte_level:
+            raise PeerError("the model's tokenizer is none of bytes, which is what peers' tokenizers are written for")
         part.mkdir()
-        document, settings = described(read_gguf_tokenizer(GGUFFile(source)))
-        (part / "tokenizer.json").write_text(json.dumps(document))
-        (part / "tokenizer_config.json").write_text(json.dumps(settings))
+        write_tokenizer(parts, part)
 
     return _made_once(target, write)
-
-
-def described(parts: TokenizerParts) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Contents of tokenizer.json and tokenizer_config.json. Raises as `make_tokenizer`."""
-    if not parts.byte_level:
-        raise PeerError("the model's tokenizer is none of bytes, which is what peers' tokenizers are written for")
-    document: dict[str, Any] = json.loads(parts.pipeline.own.to_str())
-    document["decoder"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    document["post_processor"] = None
-    document["model"]["vocab"] |= parts.control.ids
-    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    document["added_tokens"] += [{"id": token, "content": text, **plain} for text, token in parts.control.ids.items()]
-    document["added_tokens"].sort(key=lambda entry: entry["id"])
-    end = _END if _END in parts.control.ids else parts.spellings[min(parts.eos_ids)]
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "model_max_length": 1 << 20}
-    return document, settings | {"clean_up_tokenization_spaces": False}

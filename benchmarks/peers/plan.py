@@ -10,8 +10,7 @@ from typing import Any
 from ...constrain.spec import Regex
 from ...runtime.protocol.program import Fork, Gen, Hole, Join, Op, RoleBegin, RoleEnd, Select, Text
 from ...runtime.tokenizer.tokenizer import Tokenizer
-from ..workloads.programs import WORKLOADS
-from ..workloads.workload import Size
+from ..workloads.programs import WORKLOADS, Size
 from .sides.peer_walk import Plan, first_texts
 
 
@@ -26,7 +25,7 @@ class Level:
 
 @dataclass(frozen=True)
 class ProgramSizes:
-    """`scale` is that of the workloads' lengths; see `workload.Size`."""
+    """`scale` is that of the workloads' lengths; see `Size`."""
 
     scale: float
     levels: tuple[Level, ...]
@@ -86,7 +85,7 @@ class Plans:
         for plan in plans:
             for op in first_texts(plan):
                 op[2][0] = f"Round {number}. {op[2][0]}"
-        return plans if roles else [written(plan, templated(self._tokenizer)) for plan in plans]
+        return plans if roles else [written(plan, self._tokenizer.chat.role_pieces) for plan in plans]
 
 
 def written(plan: Plan, pieces: Callable[[tuple[str, ...], str], tuple[str, str]]) -> Plan:
@@ -108,16 +107,6 @@ def written(plan: Plan, pieces: Callable[[tuple[str, ...], str], tuple[str, str]
     return found
 
 
-def templated(tokenizer: Tokenizer) -> Callable[[tuple[str, ...], str], tuple[str, str]]:
-    """Pieces of the model's chat template around a message, for `written`."""
-
-    def pieces(roles: tuple[str, ...], role: str) -> tuple[str, str]:
-        found = tokenizer.chat.role_pieces(roles, role)
-        return found.prefix, found.suffix
-
-    return pieces
-
-
 def plan_of(ops: Sequence[Op]) -> Plan:
     """A recorded program as data."""
     return [_instruction(op) for op in ops]
@@ -134,10 +123,8 @@ def _instruction(op: Op) -> list[Any]:
             return ["gen", op.branch, op.name, op.sampling.max_tokens, pattern]
         case Select():
             return ["select", op.branch, op.name, list(op.choices)]
-        case Fork():
-            return ["fork", op.branch, list(op.children)]
-        case Join():
-            return ["join", op.branch, list(op.children)]
+        case Fork() | Join():
+            return ["fork" if isinstance(op, Fork) else "join", op.branch, list(op.children)]
         case RoleBegin():
             return ["role", op.branch, op.role]
         case RoleEnd():

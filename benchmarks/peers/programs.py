@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from statistics import median
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,10 +18,10 @@ from ..harness.server_process import ServerProcess
 from .contest import PeerRun
 from .environments import PeerError, make_environment, say
 from .models import KINDS, make_model, make_tokenizer, model_folder
-from .plan import QUICK_SIZES, SIZES, Found, Level, Plans, ProgramSizes, check
+from .plan import QUICK_SIZES, SIZES, Found, Plans, ProgramSizes, check
 from .process import OURS, Side
 from .report import PeerRow
-from .rounds import Asks, OursFailedError, Pairs, Turns
+from .rounds import Key, OursFailedError, Pairs, Turns, Work
 
 SGLANG = "sglang"
 """SGLang's language on our own server: no peer of our engine's, but of programs that run in it."""
@@ -72,9 +72,6 @@ _HOPELESS = 2.0  # so many times as slow as the best peer: one round is enough
 _MAX_ROUNDS = 5
 _LIMIT_S = 24 * 60.0  # for the rounds of all peers
 
-Key = tuple[str, str]
-"""A workload and a level, by their names."""
-
 Results = dict[str, dict[Key, Pairs[Found]]]
 """By peers' names."""
 
@@ -105,6 +102,7 @@ class ProgramContest:
         self.left_out: list[str] = []
         self.sizes = sizes
         self._run = run
+        self._levels = {level.name: level for level in sizes.levels}
         self._plans = Plans(run.prompts.tokenizer, sizes)
         self._warm_up = Plans(run.prompts.tokenizer, QUICK_SIZES)
         self._numbers = itertools.count(1)
@@ -129,11 +127,16 @@ class ProgramContest:
         """All rounds against one peer, in that share of the time that is left."""
         started = time.monotonic()
         say(f"programs: {peer.name}")
+        found: dict[Key, Pairs[Found]] = {
+            (name, level): Pairs() for name in self._plans.names for level in self._levels
+        }
         try:
             with self._started(peer) as theirs:
                 self.prepare(theirs)
                 self._deadline += time.monotonic() - started  # only rounds count
-                self._rounds(ours, theirs, peer, time.monotonic() + share * (self._deadline - time.monotonic()))
+                turns = Turns(ours, theirs, time.monotonic() + share * (self._deadline - time.monotonic()))
+                self.results[peer.name] = found
+                turns.play(found, min(self._run.num_rounds, _MAX_ROUNDS), partial(self._work, peer))
         except OursFailedError:
             raise
         except PeerError as error:
@@ -170,30 +173,19 @@ class ProgramContest:
         address = urlsplit(server.url)
         return {"host": address.hostname, "port": address.port, "model": server.model}
 
-    def _rounds(self, ours: Side, theirs: Side, peer: Peer, deadline: float) -> None:
-        keys = [(name, level) for name in self._plans.names for level in self.sizes.levels]
-        found = self.results.setdefault(peer.name, {(name, level.name): Pairs() for name, level in keys})
-        turns = Turns(ours, theirs, deadline)
-        for number in range(min(self._run.num_rounds, _MAX_ROUNDS)):
-            for name, level in keys:
-                key = (name, level.name)
-                if number and self._hopeless(peer.name, key):
-                    continue
-                if turns.allow(", ".join(key), number, found[key]):
-                    say(f"programs: {peer.name}, {', '.join(key)}")
-                    self._round(turns, number, peer, name, level)
+    def _work(self, peer: Peer, key: Key) -> Work[Found] | None:
+        """A round's work: new texts in the programs of a workload, as many as its level says."""
+        if self._hopeless(peer.name, key):
+            return None
+        name, level, number = key[0], self._levels[key[1]], next(self._numbers)
 
-    def _round(self, turns: Turns, number: int, peer: Peer, name: str, level: Level) -> None:
-        plans_number = next(self._numbers)
-
-        def work(side: Asks) -> Found:
-            plans = self._plans.make(name, plans_number, level.num_programs, roles=side is turns.ours)
-            limited = peer.limited and side is turns.theirs
-            at_once, stop_s = (1, _STOP_S) if limited else (level.at_once, _ASK_S)
+        def work(side: Side) -> Found:
+            is_ours = side.name == OURS
+            plans = self._plans.make(name, number, level.num_programs, roles=is_ours)
+            at_once, stop_s = (1, _STOP_S) if peer.limited and not is_ours else (level.at_once, _ASK_S)
             return check(plans, side.ask("programs", _ASK_S, plans=plans, at_once=at_once, stop_s=stop_s))
 
-        key = (name, level.name)
-        turns.play(", ".join(key), number, self.results[peer.name][key], work)
+        return work
 
     def _hopeless(self, peer: str, key: Key) -> bool:
         """Another peer is so much better here that this one cannot be the best."""
@@ -252,7 +244,7 @@ def failures(results: Results) -> list[str]:
 def _row(key: Key, best: str, peers: Results) -> PeerRow:
     pairs = peers[best][key]
     row = PeerRow(", ".join(key), best, pairs.ratios)
-    row.ours, row.theirs = (f"{median(each.rate for each in side):.3g}/s" for side in (pairs.ours, pairs.theirs))
+    row.ours, row.theirs = (f"{rate:.3g}/s" for rate in pairs.rates)
     row.note = "; ".join([*(peer.about for peer in PEERS if peer.name == best), *_remarks(key, best, peers)])
     return row
 

@@ -9,7 +9,8 @@ from statistics import median
 from typing import Any
 
 from ..harness.report import table
-from .rounds import PromptPairs
+from ..workloads.prompts import RoundTime
+from .rounds import Pairs
 
 
 @dataclass
@@ -93,37 +94,33 @@ class PeerReport:
 FLOAT32 = "float32"
 
 
-def row_of(contest: PromptPairs) -> PeerRow:
-    """A contest as a line."""
-    row = PeerRow(contest.workload, contest.peer, contest.ratios, note=contest.note)
-    if contest.ratios:
-        row.ours, row.theirs = (
-            f"{median(each.rate for each in side):,.0f} tok/s" for side in (contest.ours, contest.theirs)
-        )
-    valid = [[each.num_valid for each in side] for side in (contest.ours, contest.theirs)]
-    if contest.ratios and valid[0][0] is not None:
+def row_of(workload: str, peer: str, pairs: Pairs[RoundTime]) -> PeerRow:
+    """The rounds of a workload of prompts as a line."""
+    row = PeerRow(workload, peer, pairs.ratios, note=pairs.note)
+    if row.ratios:
+        row.ours, row.theirs = (f"{rate:,.0f} tok/s" for rate in pairs.rates)
+    valid = [[each.num_valid for each in side] for side in (pairs.ours, pairs.theirs)]
+    if row.ratios and valid[0][0] is not None:
         texts = (f"{sum(filter(None, each)) / len(each):.3g}" for each in valid)
         row.note = "valid answers a round: {} / {}".format(*texts) + (f"; {row.note}" if row.note else "")
     return row
 
 
-def start_row(ours: Starts, theirs: Starts) -> PeerRow:
-    """Starting up as a line: how many times as soon ours has its first token."""
-    return _row_of_starts("start to first token", theirs.name, ours.first_token_s, theirs.first_token_s, "{:.1f} s")
+def start_rows(ours: Starts, theirs: Starts) -> list[PeerRow]:
+    """Fresh processes as lines: how many times as soon ours has its first token, and as much memory the peer needs.
 
-
-def memory_row(ours: Starts, theirs: Starts) -> PeerRow:
-    """Memory as a line: how many times as much the peer needs."""
-    mebibytes = [[count / 2**20 for count in side.peak_bytes] for side in (ours, theirs)]
-    known = mebibytes[0] if all(mebibytes[0]) else []
-    return _row_of_starts("peak memory", theirs.name, known, mebibytes[1], "{:,.0f} MiB")
-
-
-def _row_of_starts(what: str, peer: str, ours: Sequence[float], theirs: Sequence[float], form: str) -> PeerRow:
-    row = PeerRow(what, peer, [b / a for a, b in zip(ours, theirs, strict=False)])
-    if row.ratios:
-        row.ours, row.theirs = (form.format(median(side)) for side in (ours, theirs))
-    return row
+    A line without a figure, where the system does not tell it, is left out.
+    """
+    first_token_s = [side.first_token_s for side in (ours, theirs)]
+    mebibytes = [[count / 2**20 for count in side.peak_bytes if count] for side in (ours, theirs)]
+    rows = []
+    for what, form, (mine, others) in (
+        ("start to first token", "{:.1f} s", first_token_s),
+        ("peak memory", "{:,.0f} MiB", mebibytes),
+    ):
+        if ratios := [b / a for a, b in zip(mine, others, strict=False)]:
+            rows.append(PeerRow(what, theirs.name, ratios, form.format(median(mine)), form.format(median(others))))
+    return rows
 
 
 def tables(report: PeerReport, *, markdown: bool = True) -> str:

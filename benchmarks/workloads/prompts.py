@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import jsonschema
+import msgspec
+
 from ...runtime.tokenizer.tokenizer import Tokenizer
-from .prose import Prose
+from .prose import QUESTIONS, Prose
 
 Maker = Callable[["Prompts", int], dict[str, Any]]
 
 SCHEMA, RESIDENT = (Path(__file__).with_name(f"{name}.json").read_text().rstrip() for name in ("character", "resident"))
 """Schemas of an object of a few fields; a resident has lists of names, too."""
 
-
-_QUESTIONS = (
-    "Write a short story about {} and {}.",
-    "Explain to a child what {} has to do with {}.",
-    "Give me five ideas for a birthday party with the motto {} and {}.",
-    "Which is more important, {} or {}? Give reasons for both.",
-    "Write a letter in which {} thanks {} for a book.",
-    "How would a day in a town called {} {} go by?",
-)
+_VALIDATOR = jsonschema.Draft202012Validator(msgspec.json.decode(SCHEMA))
 
 
 @dataclass(frozen=True)
@@ -111,14 +106,22 @@ class Prompts:
     def questions(self, number: int, count: int) -> list[list[int]]:
         """Short chat prompts as people write them, of about 40 tokens."""
         prose = Prose(number)
-        texts = [prose.random.choice(_QUESTIONS).format(prose.name(), prose.name()) for _ in range(count)]
-        return [self.tokenizer.encode_chat([{"role": "user", "content": text}]) for text in texts]
+        return self._asked(prose.random.choice(QUESTIONS).format(prose.name(), prose.name()) for _ in range(count))
 
     def about_someone(self, number: int, count: int) -> list[list[int]]:
         """Chat prompts that ask for a character as JSON."""
         prose = Prose(number)
-        texts = [f"Describe the character {prose.name()} {prose.name()} as JSON." for _ in range(count)]
+        return self._asked(f"Describe the character {prose.name()} {prose.name()} as JSON." for _ in range(count))
+
+    def _asked(self, texts: Iterable[str]) -> list[list[int]]:
         return [self.tokenizer.encode_chat([{"role": "user", "content": text}]) for text in texts]
+
+    def is_character(self, tokens: list[int]) -> bool:
+        """True if an answer is a value of SCHEMA."""
+        try:
+            return bool(_VALIDATOR.is_valid(msgspec.json.decode(self.tokenizer.decode(tokens))))
+        except msgspec.DecodeError:
+            return False
 
 
 def workloads(sizes: Sizes) -> list[PromptWorkload]:

@@ -14,7 +14,7 @@ from .problem import Case, Settings
 from .timing import Call, time_calls
 
 
-def cases(settings: Settings, _: str) -> list[Case]:
+def _cases(settings: Settings) -> list[Case]:
     return [Case(name, partial(_measure, settings, name, make)) for name, make in _MAKERS.items()]
 
 
@@ -50,3 +50,6 @@ def _measure(settings: Settings, name: str, make: Callable[[Settings], tuple[Cal
     amount, row.unit = (work.flops, "FLOP/s") if name == "gemm" else (work.bytes, "B/s")
     row.value = amount / best
     yield row
+
+
+FAMILIES = {"": _cases}

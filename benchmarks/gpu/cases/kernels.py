@@ -20,11 +20,6 @@ from .problem import AbsentError, Case, Launch, Problem, Settings
 Bind = Callable[[AttentionInputs], Launch]
 
 
-def cases(settings: Settings, argument: str) -> list[Case]:
-    """Those of one family."""
-    return _FAMILIES[argument](settings)
-
-
 def _heads(settings: Settings, num_heads: int) -> Heads:
     itemsize = settings.dtype.itemsize
     return Heads(4, 2, 64, itemsize, itemsize) if settings.tiny else Heads(num_heads, 8, 128, itemsize, itemsize)
@@ -111,7 +106,7 @@ def _extend_cases(settings: Settings) -> list[Case]:
     ]
 
 
-_FAMILIES = {"decode": _decode_cases, "tree": _tree_cases, "extend": _extend_cases}
+FAMILIES = {"decode": _decode_cases, "tree": _tree_cases, "extend": _extend_cases}
 
 
 # -- Ours --------------------------------------------------------------------------------------------------------------

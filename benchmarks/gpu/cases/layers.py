@@ -39,11 +39,6 @@ def _normal(settings: Settings, seed: int, *shapes: tuple[int, ...]) -> Tensors:
 # -- Norms, gates, rotary positions ------------------------------------------------------------------------------------
 
 
-def cases(settings: Settings, argument: str) -> list[Case]:
-    """Those of one family."""
-    return _FAMILIES[argument](settings)
-
-
 def _small(settings: Settings) -> list[Case]:
     found: list[Case] = []
     for num_tokens in (3,) if settings.tiny else (1, 64, 8192):
@@ -275,4 +270,4 @@ _KINDS: dict[str, tuple[float | None, Callable[[torch.Tensor, torch.Tensor], Lin
 }
 """Bits that a weight takes (None: as many as an activation), how it is prepared, and what error that may bring."""
 
-_FAMILIES = {"small": _small, "sampler": _sampler_cases, "linear": _linear_cases}
+FAMILIES = {"small": _small, "sampler": _sampler_cases, "linear": _linear_cases}

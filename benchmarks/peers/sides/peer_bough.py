@@ -23,9 +23,6 @@ from ....runtime.protocol.request import Request, RequestOutput, TokenLogprob
 from ....runtime.protocol.sampling_params import SamplingParams
 from .peer_walk import Plan
 
-_BEGIN = {"system": api.system_begin, "user": api.user_begin, "assistant": api.assistant_begin}
-_END = {"system": api.system_end, "user": api.user_end, "assistant": api.assistant_end}
-
 
 class BoughEngine:
     """`options`: model, max_num_seqs, and further fields of EngineConfig under "config".
@@ -122,9 +119,9 @@ def replay(s: State, plan: Plan) -> dict[int, State]:
             state += api.gen(name, max_tokens=num_tokens, temperature=0, **how)
         elif kind == "role":
             roles[branch] = op[2]
-            state += _BEGIN[op[2]]()
+            state += getattr(api, f"{op[2]}_begin")()
         elif kind == "end":
-            state += _END[roles[branch]]()
+            state += getattr(api, f"{roles[branch]}_end")()
         elif kind == "fork":
             group = groups[tuple(op[2])] = state.fork(len(op[2]))
             for child, forked in zip(op[2], group, strict=True):

@@ -27,8 +27,40 @@ Entry = tuple[int, int, int, bool]
 """A token to compute: its id, position and sequence, and whether its logits are wanted."""
 
 
-class _Context:
-    """A model with a cache for `max_num_seqs` sequences of `max_model_len` tokens.
+@dataclass(eq=False)
+class _Work:
+    """A prompt to be continued by `num_tokens`, or of which all tokens from `scored_from` on are scored.
+
+    sampler   of answers under a grammar, which end where it lets them end
+    """
+
+    prompt: list[int]
+    num_tokens: int = 0
+    sampler: Any = None
+    scored_from: int | None = None
+    call: Call | None = None
+    output: list[int] = field(default_factory=list)
+    score: float = 0.0
+    is_over: bool = False
+
+    @property
+    def reused(self) -> int:
+        """Leading tokens that may come from the cache."""
+        return (len(self.prompt) if self.scored_from is None else self.scored_from) - 1
+
+
+@dataclass(eq=False)
+class _Slot:
+    """A sequence. `tokens` are in the cache; `left` are to be computed before anything is drawn."""
+
+    number: int
+    tokens: list[int] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)
+    work: _Work | None = None
+
+
+class _Slots:
+    """A model with a cache for `max_num_seqs` sequences of `max_model_len` tokens, and work that waits for one.
 
     `options`: model_file (GGUF), threads, max_num_seqs, max_model_len.
     """
@@ -42,10 +74,9 @@ class _Context:
         if not self._model:
             raise RuntimeError(f"llama.cpp could not load {options['model_file']}")
         context = llama_cpp.llama_context_default_params()
-        self.max_seqs = max(1, int(options["max_num_seqs"]))
-        context.n_ctx = self.max_seqs * int(options["max_model_len"])  # in shares of the same size
-        context.n_seq_max = self.max_seqs
-        context.kv_unified = bool(options.get("unified"))
+        context.n_seq_max = max(1, int(options["max_num_seqs"]))
+        context.n_ctx = context.n_seq_max * int(options["max_model_len"])  # in shares of the same size
+        context.kv_unified = False
         context.n_batch, context.n_ubatch = _MAX_BATCH, 512
         context.n_threads = context.n_threads_batch = options["threads"]
         self.address = llama_cpp.llama_init_from_model(self._model, context)
@@ -53,6 +84,8 @@ class _Context:
         self.vocabulary = llama_cpp.llama_model_get_vocab(self._model)
         self._num_tokens = llama_cpp.llama_vocab_n_tokens(self.vocabulary)
         self._batch = llama_cpp.llama_batch_init(_MAX_BATCH, 0, 1)
+        self.waiting: list[_Work] = []
+        self._slots = [_Slot(number) for number in range(context.n_seq_max)]
 
     def decode(self, entries: list[Entry]) -> None:
         batch = self._batch
@@ -90,58 +123,14 @@ class _Context:
         llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_greedy())
         return chain
 
-    def is_end(self, token: int) -> bool:
+    def _is_end(self, token: int) -> bool:
         return bool(llama_cpp.llama_vocab_is_eog(self.vocabulary, token))
 
     def keep(self, number: int, count: int) -> None:
         """Forgets all of a sequence but its first tokens."""
         llama_cpp.llama_memory_seq_rm(self.memory, number, count, -1)
 
-    def copy(self, source: int, target: int) -> None:
-        llama_cpp.llama_memory_seq_cp(self.memory, source, target, -1, -1)
-
-
-@dataclass(eq=False)
-class _Work:
-    """A prompt to be continued by `num_tokens`, or of which all tokens from `scored_from` on are scored.
-
-    sampler   of answers under a grammar, which end where it lets them end
-    """
-
-    prompt: list[int]
-    num_tokens: int = 0
-    sampler: Any = None
-    scored_from: int | None = None
-    call: Call | None = None
-    output: list[int] = field(default_factory=list)
-    score: float = 0.0
-    is_over: bool = False
-
-    @property
-    def reused(self) -> int:
-        """Leading tokens that may come from the cache."""
-        return (len(self.prompt) if self.scored_from is None else self.scored_from) - 1
-
-
-@dataclass(eq=False)
-class _Slot:
-    """A sequence. `tokens` are in the cache; `left` are to be computed before anything is drawn."""
-
-    number: int
-    tokens: list[int] = field(default_factory=list)
-    left: list[int] = field(default_factory=list)
-    work: _Work | None = None
-
-
-class _Slots:
-    """The sequences of a context, and work that waits for one. `options`: as `_Context`."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        self.context = _Context(options)
-        self.waiting: list[_Work] = []
-        self._slots = [_Slot(number) for number in range(self.context.max_seqs)]
-
-    def step(self) -> list[_Work]:
+    def advance(self) -> list[_Work]:
         """Computes up to a batch of tokens; returns the work that this ended."""
         self.waiting = [work for work in self.waiting if not self._place(work)]
         entries: list[Entry] = []
@@ -161,18 +150,18 @@ class _Slots:
                     drawn += [(len(entries), slot, work)] if wants else []
                 entries.append((token, position, slot.number, wants))
             del slot.left[:room]
-        self.context.decode(entries)
+        self.decode(entries)
         for row, work, token in scored:
-            work.score += self.context.logprob(row, token)
+            work.score += self.logprob(row, token)
         for row, slot, work in drawn:
-            slot.left = [self.context.draw(row, work.sampler)]
+            slot.left = [self.draw(row, work.sampler)]
             work.output += slot.left
         return [work for slot in self._slots if (work := self._ended(slot)) is not None]
 
     def clear(self) -> None:
         """Forgets all that is in the cache."""
-        llama_cpp.llama_memory_clear(self.context.memory, False)
-        self._slots = [_Slot(number) for number in range(self.context.max_seqs)]
+        llama_cpp.llama_memory_clear(self.memory, False)
+        self._slots = [_Slot(slot.number) for slot in self._slots]
 
     def _place(self, work: _Work) -> bool:
         """Gives the work a sequence; False: none is free, or it waits for another that begins in the same way."""
@@ -189,10 +178,10 @@ class _Slots:
         slot = max(free, key=lambda each: (_num_common(each.tokens, work.prompt, most), -len(each.tokens)))
         own = _num_common(slot.tokens, work.prompt, most)
         if best is not slot and shared >= own + _MIN_SHARED:
-            self.context.keep(slot.number, 0)
-            self.context.copy(best.number, slot.number)
+            self.keep(slot.number, 0)
+            llama_cpp.llama_memory_seq_cp(self.memory, best.number, slot.number, -1, -1)
             own = shared
-        self.context.keep(slot.number, own)
+        self.keep(slot.number, own)
         slot.tokens, slot.left, slot.work = work.prompt[:own], work.prompt[own:], work
         return True
 
@@ -200,7 +189,11 @@ class _Slots:
         work = slot.work
         if work is None:
             return None
-        is_end = work.sampler is not None and bool(work.output) and self.context.is_end(work.output[-1])
+        is_end = (
+            work.sampler is not None
+            and bool(work.output)
+            and llama_cpp.llama_vocab_is_eog(self.vocabulary, work.output[-1])
+        )
         if not is_end and (len(work.output) < work.num_tokens or (work.num_tokens == 0 and slot.left)):
             return None
         if is_end:
@@ -211,45 +204,41 @@ class _Slots:
         return work
 
 
-class LlamaCppEngine:
-    """`options`: as `_Context`."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        self._slots = _Slots(options)
+class LlamaCppEngine(_Slots):
+    """`options`: as `_Slots`."""
 
     def generate(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
         return self._run([_Work(prompt, num_tokens) for prompt in prompts])
 
     def constrained(self, prompts: list[list[int]], schema: str, num_tokens: int) -> list[list[int]]:
         grammar = llama_cpp.LlamaGrammar.from_json_schema(schema, verbose=False)._grammar
-        return self._run([_Work(prompt, num_tokens, self._slots.context.sampler(grammar)) for prompt in prompts])
+        return self._run([_Work(prompt, num_tokens, self.sampler(grammar)) for prompt in prompts])
 
     def score(self, tokens: list[int]) -> tuple[list[float], list[int]]:
-        context = self._slots.context
         logprobs: list[float] = []
         likeliest: list[int] = []
-        self._slots.clear()
+        self.clear()
         for start in range(0, len(tokens) - 1, _SCORED):
             here = tokens[start : min(start + _SCORED, len(tokens) - 1)]
-            context.decode([(token, start + i, 0, True) for i, token in enumerate(here)])
-            logprobs += [context.logprob(i, tokens[start + i + 1], np.float64) for i in range(len(here))]
-            likeliest += [context.draw(i, None) for i in range(len(here))]
-        self._slots.clear()
+            self.decode([(token, start + i, 0, True) for i, token in enumerate(here)])
+            logprobs += [self.logprob(i, tokens[start + i + 1], np.float64) for i in range(len(here))]
+            likeliest += [self.draw(i, None) for i in range(len(here))]
+        self.clear()
         return logprobs, likeliest
 
     def _run(self, works: list[_Work]) -> list[list[int]]:
-        self._slots.waiting += works
+        self.waiting += works
         num_left = len(works)
         while num_left:
-            num_left -= len(self._slots.step())
+            num_left -= len(self.advance())
         return [work.output for work in works]
 
 
-class LlamaCppClient:
-    """`options`: as `_Context`."""
+class LlamaCppClient(_Slots):
+    """`options`: as `_Slots`."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self._slots = _Slots(options)
+        super().__init__(options)
         self._choices: dict[Call, list[_Work]] = {}
 
     def run(self, plans: list[Plan], at_once: int, stop_s: float) -> dict[str, Any]:
@@ -262,13 +251,13 @@ class LlamaCppClient:
             works = self._choices[call] = [_Work(whole, scored_from=len(prompt), call=call) for whole in wholes]
         else:
             grammar = None if call.pattern is None else f"root ::= {gbnf(call.pattern)}"
-            sampler = None if grammar is None else self._slots.context.sampler(grammar)
+            sampler = None if grammar is None else self.sampler(grammar)
             works = [_Work(prompt, call.num_tokens, sampler, call=call)]
-        self._slots.waiting += works
+        self.waiting += works
 
     def step(self) -> list[tuple[Call, Answer]]:
         found = []
-        for work in self._slots.step():
+        for work in self.advance():
             assert work.call is not None
             if not work.call.choices:
                 found.append((work.call, Answer(self._decode_text(work.output), len(work.output))))
@@ -283,15 +272,13 @@ class LlamaCppClient:
     def _encode(self, text: str) -> list[int]:
         content = text.encode()
         room = (llama_cpp.llama_token * (len(content) + 8))()
-        vocabulary = self._slots.context.vocabulary
-        count = llama_cpp.llama_tokenize(vocabulary, content, len(content), room, len(room), False, True)
+        count = llama_cpp.llama_tokenize(self.vocabulary, content, len(content), room, len(room), False, True)
         return list(room[:count])
 
     def _decode_text(self, tokens: list[int]) -> str:
         room = ctypes.create_string_buffer(64 * len(tokens) + 64)
         given = (llama_cpp.llama_token * len(tokens))(*tokens)
-        vocabulary = self._slots.context.vocabulary
-        count = llama_cpp.llama_detokenize(vocabulary, given, len(tokens), room, len(room), False, True)
+        count = llama_cpp.llama_detokenize(self.vocabulary, given, len(tokens), room, len(room), False, True)
         return room.raw[:count].decode("utf-8", "replace")
 
 

@@ -5,7 +5,6 @@ bough and llguidance are walked in the same way: see constrain/sides.py.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import importlib
 import importlib.metadata
@@ -81,7 +80,7 @@ class PeerVocabulary:
     def __init__(self, path: str) -> None:
         with open(path) as file:
             content = json.load(file)
-        self.tokens = [None if text is None else base64.b64decode(text) for text in content["tokens"]]
+        self.tokens = [None if text is None else text.encode("latin-1") for text in content["tokens"]]
         self.size: int = content["size"]
         self.eos: int = content["eos"]
 

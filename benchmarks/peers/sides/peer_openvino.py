@@ -26,8 +26,6 @@ class _Pipeline:
         scheduling = genai.SchedulerConfig()
         scheduling.enable_prefix_caching = True
         scheduling.max_num_seqs = options["max_num_seqs"]
-        for name, value in options.get("scheduling", {}).items():
-            setattr(scheduling, name, value)
         properties = {"INFERENCE_NUM_THREADS": options["threads"]}
         self.pipeline = genai.ContinuousBatchingPipeline(options["model_file"], scheduling, "CPU", properties)
         self.end = self.pipeline.get_tokenizer().get_eos_token_id()
@@ -52,31 +50,28 @@ def _tensor(tokens: list[int]) -> Any:
     return ov.Tensor(np.array([tokens], dtype=np.int64))
 
 
-class OpenVinoEngine:
+class OpenVinoEngine(_Pipeline):
     """`options`: as `_Pipeline`."""
 
-    def __init__(self, options: dict[str, Any]) -> None:
-        self._engine = _Pipeline(options)
-
     def generate(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
-        return self._run(prompts, self._engine.config(num_tokens, ignore_eos=True))
+        return self._run(prompts, self.config(num_tokens, ignore_eos=True))
 
     def constrained(self, prompts: list[list[int]], schema: str, num_tokens: int) -> list[list[int]]:
-        config = self._engine.config(num_tokens)
+        config = self.config(num_tokens)
         config.structured_output_config = genai.StructuredOutputConfig(json_schema=schema)
         return self._run(prompts, config)
 
     def score(self, tokens: list[int]) -> tuple[list[float] | None, None]:
-        handle = self._engine.send(tokens, self._engine.config(1, scores=True))
-        while self._engine.pipeline.has_non_finished_requests():
-            self._engine.pipeline.step()
+        handle = self.send(tokens, self.config(1, scores=True))
+        while self.pipeline.has_non_finished_requests():
+            self.pipeline.step()
         (output,) = handle.read_all()
         found = [float(each) for each in output.generated_log_probs[1 : len(tokens)]]
         return (found if len(found) == len(tokens) - 1 else None), None
 
     def _run(self, prompts: list[list[int]], config: Any) -> list[list[int]]:
         tensors = [_tensor(prompt) for prompt in prompts]
-        results = self._engine.pipeline.generate(tensors, [config] * len(prompts))
+        results = self.pipeline.generate(tensors, [config] * len(prompts))
         return [[int(token) for token in result.m_generation_ids[0]] for result in results]
 
 
@@ -90,11 +85,11 @@ class _Sent:
     count: int = 0
 
 
-class OpenVinoClient:
+class OpenVinoClient(_Pipeline):
     """`options`: as `_Pipeline`, and tokenizer (a folder)."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self._engine = _Pipeline(options)
+        super().__init__(options)
         self._tokenizer = tokenizers.Tokenizer.from_file(str(Path(options["tokenizer"]) / "tokenizer.json"))
         self._running: list[_Sent] = []
         self._scores: dict[Call, dict[int, float]] = {}  # of each choice that has one
@@ -104,13 +99,13 @@ class OpenVinoClient:
 
     def add(self, call: Call) -> None:
         prompt = self._encode(call.prompt)
-        config = self._engine.config(max(1, call.num_tokens), ignore_eos=call.pattern is None)
+        config = self.config(max(1, call.num_tokens), ignore_eos=call.pattern is None)
         if call.pattern is not None:
             config.structured_output_config = genai.StructuredOutputConfig(regex=call.pattern)
-        self._running.append(_Sent(self._engine.send(prompt, config), call))
+        self._running.append(_Sent(self.send(prompt, config), call))
 
     def step(self) -> list[tuple[Call, Answer]]:
-        self._engine.pipeline.step()
+        self.pipeline.step()
         ended = []
         for sent in [each for each in self._running if each.handle.get_status() != genai.GenerationStatus.RUNNING]:
             self._running.remove(sent)
@@ -118,8 +113,7 @@ class OpenVinoClient:
                 raise RuntimeError(f"a generation ended as {sent.handle.get_status()}")
             (output,) = sent.handle.read_all()
             if not sent.call.choices:
-                end = self._engine.end
-                tokens = [token for token in output.generated_ids if token != end or sent.call.pattern is None]
+                tokens = [token for token in output.generated_ids if token != self.end or sent.call.pattern is None]
                 text = self._tokenizer.decode(tokens, skip_special_tokens=False)
                 ended.append((sent.call, Answer(text, len(tokens))))
             elif sent.place is None:
@@ -133,9 +127,9 @@ class OpenVinoClient:
         return ended
 
     def _score(self, call: Call) -> None:
-        prompt, config = self._encode(call.prompt), self._engine.config(1, ignore_eos=True, scores=True)
+        prompt, config = self._encode(call.prompt), self.config(1, ignore_eos=True, scores=True)
         for place, tokens in enumerate(map(self._encode, call.choices)):
-            self._running.append(_Sent(self._engine.send(prompt + tokens, config), call, place, len(tokens)))
+            self._running.append(_Sent(self.send(prompt + tokens, config), call, place, len(tokens)))
 
     def _encode(self, text: str) -> list[int]:
         tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids

@@ -23,44 +23,15 @@ from typing import Any, Protocol
 MARK = "@bench "
 """Begins a line that is meant for the parent; all others are chatter of libraries."""
 
-ENGINES = {
-    "bough": "peer_bough.BoughEngine",
-    "llama.cpp": "peer_llama_cpp.LlamaCppEngine",
-    "openvino": "peer_openvino.OpenVinoEngine",
-    "vllm": "peer_vllm.VllmEngine",
-    "transformers": "peer_transformers.TransformersEngine",
-}
-"""Engines that are given prompts as tokens: the module beside this one, and its class, made with the options."""
+KINDS: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("engines.json").read_text())
+"""Engines by kind: the module of each, relative to this folder, and what makes it of the options.
 
-CLIENTS = {
-    "bough": "peer_bough.BoughClient",
-    "openvino": "peer_openvino.OpenVinoClient",
-    "llama.cpp": "peer_llama_cpp.LlamaCppClient",
-    "llama.cpp server": "peer_http.ServerClient",
-    "vllm": "peer_http.ServerClient",
-    "guidance": "peer_guidance.GuidanceClient",
-    "outlines": "peer_outlines.OutlinesClient",
-    "sglang": "peer_sglang.SglangClient",
-}
-"""Engines that are given programs, by a client."""
-
-RANDOM = {
-    "bough": "peer_bough.RandomBoughEngine",
-    "vllm": "peer_vllm.RandomVllmEngine",
-    "sglang": "peer_sglang.RandomSglangEngine",
-    "transformers": "peer_transformers.RandomTransformersEngine",
-}
-"""Engines on a GPU, of a model of random weights, that generate only."""
-
-MASKS = {
-    "bough": "..constrain.sides.bough",
-    "llguidance": "..constrain.sides.llguidance",
-    "xgrammar": "peer_masks.XGrammar",
-    "outlines_core": "peer_masks.OutlinesCore",
-}
-"""Grammar engines, which are given texts to compile and tokens to walk."""
-
-KINDS = {"prompts": ENGINES, "programs": CLIENTS, "random": RANDOM, "masks": MASKS}
+prompts    are given prompts as tokens
+programs   are given programs, by a client
+random     are given prompts, too: on a GPU, of a model of random weights; they generate only
+masks      are given texts to compile and tokens to walk
+kernels    measure a family of kernels on a GPU
+"""
 
 Scores = tuple[list[float] | None, list[int] | None]
 """Log-probability of each token of a text but the first, and the token that the engine would have chosen there.
@@ -93,60 +64,43 @@ class Client(Protocol):
         """
 
 
-def _timed(run: Callable[[], list[list[int]]]) -> dict[str, Any]:
-    """The tokens, with the seconds that they took."""
-    started = time.perf_counter()
-    tokens = run()
-    return {"seconds": time.perf_counter() - started, "tokens": tokens}
+def _timed(work: Callable[..., list[list[int]]]) -> Callable[..., dict[str, Any]]:
+    """A job that answers with the tokens that `work` makes, and the seconds that they took."""
+
+    def job(engine: Engine, **asked: Any) -> dict[str, Any]:
+        started = time.perf_counter()
+        tokens = work(engine, **asked)
+        return {"seconds": time.perf_counter() - started, "tokens": tokens}
+
+    return job
 
 
-def _generate(engine: Engine, prompts: list[list[int]], num_tokens: int) -> dict[str, Any]:
-    return _timed(lambda: engine.generate(prompts, num_tokens))
-
-
-def _constrained(engine: Engine, prompts: list[list[int]], schema: str, num_tokens: int) -> dict[str, Any]:
-    return _timed(lambda: engine.constrained(prompts, schema, num_tokens))
-
-
-def _chat(engine: Engine, chats: list[list[list[int]]], num_tokens: int) -> dict[str, Any]:
+def _chat(engine: Engine, chats: list[list[list[int]]], num_tokens: int) -> list[list[int]]:
     """`chats` holds the user's turns of each, as tokens; all chats go on turn by turn, with their own answers."""
-
-    def talk() -> list[list[int]]:
-        texts: list[list[int]] = [[] for _ in chats]
-        answers: list[list[int]] = []
-        for turn in range(len(chats[0])):
-            texts = [text + chat[turn] for text, chat in zip(texts, chats, strict=True)]
-            answers = engine.generate(texts, num_tokens)
-            texts = [text + answer for text, answer in zip(texts, answers, strict=True)]
-        return answers
-
-    return _timed(talk)
+    texts: list[list[int]] = [[] for _ in chats]
+    answers: list[list[int]] = []
+    for turn in range(len(chats[0])):
+        texts = [text + chat[turn] for text, chat in zip(texts, chats, strict=True)]
+        answers = engine.generate(texts, num_tokens)
+        texts = [text + answer for text, answer in zip(texts, answers, strict=True)]
+    return answers
 
 
-def _shared(engine: Engine, prompts: list[list[int]], num_tokens: int) -> dict[str, Any]:
+def _shared(engine: Engine, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
     """The first prompt alone, and then all: what they begin with is there for caches of prefixes to find."""
-    return _timed(lambda: engine.generate(prompts[:1], 1) and engine.generate(prompts, num_tokens))
-
-
-def _score(engine: Engine, tokens: list[int]) -> dict[str, Any]:
-    logprobs, likeliest = engine.score(tokens)
-    return {"logprobs": logprobs, "likeliest": likeliest}
-
-
-def _programs(client: Client, plans: list[Any], at_once: int, stop_s: float) -> dict[str, Any]:
-    started = time.perf_counter()
-    result = client.run(plans, at_once, stop_s)
-    return {"seconds": time.perf_counter() - started} | result
+    engine.generate(prompts[:1], 1)
+    return engine.generate(prompts, num_tokens)
 
 
 JOBS: dict[str, Callable[..., dict[str, Any]]] = {
-    "generate": _generate,
-    "constrained": _constrained,
-    "chat": _chat,
-    "shared": _shared,
-    "score": _score,
-    "programs": _programs,
+    "generate": _timed(lambda engine, **asked: engine.generate(**asked)),
+    "constrained": _timed(lambda engine, **asked: engine.constrained(**asked)),
+    "chat": _timed(_chat),
+    "shared": _timed(_shared),
+    "score": lambda engine, tokens: dict(zip(("logprobs", "likeliest"), engine.score(tokens), strict=True)),
+    "programs": lambda client, **asked: client.run(**asked),
     "walk": lambda engine, **asked: engine.walk(**asked),
+    "measure": lambda family: family.measure(),
     "memory": lambda engine: {"peak_bytes": peak_bytes()},
 }
 """By name: the engine, and the rest of the message as arguments, make the answer."""

@@ -1,5 +1,6 @@
 """The command: jobs in order, processes that crash or hang, the budget."""
 
+import json
 import sys
 import textwrap
 import time
@@ -9,7 +10,7 @@ import pytest
 
 from bough.benchmarks.gpu import gpu
 from bough.benchmarks.gpu.gpu import Run, plan_jobs
-from bough.benchmarks.gpu.rows import MARK, Report, Row
+from bough.benchmarks.gpu.rows import Report, Row
 from bough.cli import bench
 from bough.runtime.protocol.errors import BoughError, RequestError
 
@@ -35,19 +36,21 @@ def read_report(path):
 def run(tmp_path, monkeypatch):
     """A run whose worker prints two rows and a skipped case, and then does what `end` says."""
 
-    def make(end="pass"):
-        rows = [Row(sec="K", name=name, us=1.0) for name in ("one", "two")]
-        told = [rows[0], "three: no", rows[1]]
-        lines = [MARK + msgspec.json.encode(message).decode() for message in told]
+    def make(end="print('@bench {\"told\": null}', flush=True)"):
+        rows = [msgspec.to_builtins(Row(sec="K", name=name, us=1.0)) for name in ("one", "two")]
+        told = [{"ready": 0.1}, {"told": rows[0]}, {"told": "three: no"}, {"told": rows[1]}]
+        lines = [f"@bench {json.dumps(message)}" for message in told]
         script = tmp_path / "worker.py"
         script.write_text(
             textwrap.dedent(f"""
                 import sys, time
                 print(*{lines!r}, sep="\\n", flush=True)
-                {end}
+                for number, asked in enumerate(sys.stdin):
+                    if number == 3:
+                        {end}
             """)
         )
-        monkeypatch.setattr(gpu, "python_command", lambda module: [sys.executable, str(script)])
+        monkeypatch.setattr(gpu, "side_command", lambda kind, *_: [sys.executable, str(script)])
         return Run(arguments(tmp_path), "cpu")
 
     return make
@@ -67,7 +70,7 @@ def test_rows_arrive(run, tmp_path):
 def test_a_crash_costs_what_was_left_of_its_family(run):
     one = run("sys.exit(7)")
     one.measure_kernels("kernels:x", time.time() + 60, {})
-    assert names(one) == ["one", "two"] and "kernels:x: the process ended with status 7" in one.report.skipped[1]
+    assert names(one) == ["one", "two"] and "kernels:x ended with status 7" in one.report.skipped[1]
 
 
 def test_a_process_that_hangs_is_ended(run, monkeypatch):

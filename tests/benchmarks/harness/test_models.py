@@ -4,15 +4,18 @@ import json
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 
-from bough.benchmarks.harness.models import byte_tokenizer, random_engine, random_model
+from bough.benchmarks.harness.models import byte_tokenizer, random_engine, random_model, write_tokenizer
 from bough.benchmarks.harness.shapes import SHAPES, shape, write_folder
 from bough.constrain.spec import JsonSchema
 from bough.runtime.checkpoints.config import read_config
 from bough.runtime.protocol.config import EngineConfig
 from bough.runtime.protocol.request import Request, RequestOutput
 from bough.runtime.protocol.sampling_params import SamplingParams
+from bough.runtime.tokenizer.load import build_gguf_tokenizer
+from bough.runtime.tokenizer.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -97,3 +100,26 @@ def test_a_folder_tells_the_same_shape(name, tmp_path):
     raw = json.loads((folder / "config.json").read_text())
     assert read_config(raw) == shape(name)
     assert raw["architectures"] == ["LlamaForCausalLM" if "llama" in name else "Qwen3ForCausalLM"]
+
+
+def test_what_peers_read_says_the_same(tmp_path):
+    controls = ["<|im_start|>", "<|im_end|>"]
+    tokens = [*controls, *sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()), "ab", "abc", "12"]
+    parts = build_gguf_tokenizer(
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "smollm",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.token_type": [3, 3, *[1] * (len(tokens) - 2)],
+            "tokenizer.ggml.merges": ["a b", "ab c", "1 2"],
+            "tokenizer.ggml.bos_token_id": 0,
+            "tokenizer.ggml.eos_token_id": 1,
+        }
+    )
+    write_tokenizer(parts, tmp_path)
+    theirs, ours = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")), Tokenizer(parts)
+    for text in ("ab abc", "12 é\n\n ab", "<|im_start|>abc<|im_end|>\n"):
+        found = theirs.encode(text, add_special_tokens=False).ids
+        assert found == ours.encode(text, special=True)
+        assert theirs.decode(found, skip_special_tokens=False) == text
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["eos_token"] == "<|im_end|>"

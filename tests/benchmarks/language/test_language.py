@@ -16,21 +16,23 @@ from bough.benchmarks.language.contests import OURS, THEIRS, ContestResult
 from bough.benchmarks.language.language import ModelResults, draw, tables
 from bough.benchmarks.language.rounds import Round, WayRounds
 from bough.benchmarks.language.ways import (
+    Agreement,
     GenByGen,
     OneRequest,
     OpenAICalls,
     Record,
+    Traffic,
     Way,
+    WorkloadResult,
+    agreement,
     is_chat,
     options_of,
     prompts_of,
     texts_in,
     texts_of,
 )
-from bough.benchmarks.language.workloads import Agreement, Traffic, WorkloadResult
 from bough.benchmarks.peers.sides.peer_walk import Call, echoed_scores
-from bough.benchmarks.workloads.programs import WORKLOADS
-from bough.benchmarks.workloads.workload import Script, Size
+from bough.benchmarks.workloads.programs import WORKLOADS, Script, Size
 from bough.cli import bench
 from bough.constrain.spec import Regex
 from bough.runtime.protocol.errors import BoughError, EngineError
@@ -256,6 +258,14 @@ def test_plans_shrink_and_grow() -> None:
 
 
 # Models and programs
+
+
+def test_texts_that_differ_are_wrong_only_after_the_same_tokens() -> None:
+    one = Record({(0, "a"): "x", (0, "b"): "y", (0, "c"): "z"}, {(0, "b"): ("p", "q"), (0, "c"): ("r",)})
+    other = Record({(0, "a"): "x", (0, "b"): "Y", (0, "c"): "Z"}, {(0, "b"): ("pq",), (0, "c"): ("r",)})
+    assert agreement([one], [other]) == Agreement(same=1, retokenised=1, different=1)
+    one.prompts[0, "c"] = other.prompts[0, "c"] = ("r\ufffd",)  # which part of a character is not told
+    assert agreement([one], [other]) == Agreement(same=1, retokenised=2, different=0)
 
 
 def test_a_light_model_has_the_others_tokenizer(folder: Path, tmp_path: Path) -> None:

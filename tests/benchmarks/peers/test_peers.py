@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ from bough.benchmarks.peers import environments as peer_environments
 from bough.benchmarks.peers import models as peer_models
 from bough.benchmarks.peers import peers
 from bough.benchmarks.peers import rounds as peer_rounds
-from bough.benchmarks.peers.contest import PeerRun, judge, take_turns
+from bough.benchmarks.peers.contest import PeerRun, judge, prompt_rounds, take_turns
 from bough.benchmarks.peers.environments import (
     RECIPES,
     TORCH,
@@ -33,12 +34,11 @@ from bough.benchmarks.peers.report import (
     PeerRow,
     Quality,
     Starts,
-    memory_row,
     row_of,
-    start_row,
+    start_rows,
     tables,
 )
-from bough.benchmarks.peers.rounds import PromptPairs, Rounds, Turns
+from bough.benchmarks.peers.rounds import Key, Pairs, Turns
 from bough.benchmarks.peers.sides import peer_side
 from bough.benchmarks.workloads.prompts import QUICK, Prompts, PromptWorkload, RoundTime, Sizes, count, workloads
 from bough.cli import bench
@@ -78,7 +78,7 @@ class Letters:
         return "".join(map(chr, tokens))
 
 
-class FakeSide:
+class FakeSide(Side):
     """A side that answers at once and says how long it took."""
 
     def __init__(self, name: str, seconds: float, fails: str = "") -> None:
@@ -99,6 +99,11 @@ def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_rounds, "REST_S", 0.0)
 
 
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("BOUGH_CACHE", str(tmp_path))
+
+
 @pytest.fixture
 def prompts() -> Prompts:
     return Prompts(Letters())  # type: ignore[arg-type]
@@ -116,22 +121,22 @@ def fake(tmp_path):
 
 
 def test_every_engine_has_a_recipe_and_a_form_of_the_model():
-    assert set(RECIPES) - {"clients", "sglang"} == set(peer_models.KINDS) == set(peer_side.ENGINES) - {"bough"}
+    assert set(RECIPES) - {"clients", "sglang"} == set(peer_models.KINDS) == set(peer_side.KINDS["prompts"]) - {"bough"}
     for name, recipe in RECIPES.items():
         pinned = ["==" in requirement for step in recipe.steps for requirement in step]
         assert all(pinned) or (name in ("clients", "sglang") and any(pinned))
         if TORCH in (requirement for step in recipe.steps for requirement in step):
             assert recipe.steps[0] == (TORCH,) and all(TORCH in step for step in recipe.steps)
-    for place in (*peer_side.ENGINES.values(), *peer_side.CLIENTS.values()):
+    for place in (*peer_side.KINDS["prompts"].values(), *peer_side.KINDS["programs"].values()):
         file, _, name = place.partition(".")
         assert f"class {name}" in Path(peer_side.__file__).with_name(f"{file}.py").read_text()
 
 
 def test_a_folder_is_named_after_what_is_in_it(tmp_path):
     one, two = Recipe((("a==1",),)), Recipe((("a==2",),))
-    names = {environment_folder("x", recipe, sys.executable, tmp_path) for recipe in (one, two, Recipe((("a==1",),)))}
+    names = {environment_folder("x", recipe, sys.executable) for recipe in (one, two, Recipe((("a==1",),)))}
     assert len(names) == 2 and {name.parent for name in names} == {tmp_path / "peers"}
-    assert environment_folder("x", one, "/elsewhere/python", tmp_path) not in names
+    assert environment_folder("x", one, "/elsewhere/python") not in names
 
 
 def test_an_environment_is_made_once(tmp_path, monkeypatch):
@@ -146,17 +151,17 @@ def test_an_environment_is_made_once(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_INDEX_URL", "https://example.invalid/cpu")
     recipe = Recipe(((TORCH,), (TORCH, "thing==1")), removed=("torchvision",), imports=("thing",))
     monkeypatch.setitem(RECIPES, "thing", recipe)
-    interpreter = make_environment("thing", cache_dir=tmp_path)
+    interpreter = make_environment("thing")
     assert interpreter.parent.parent.parent == tmp_path / "peers"
     assert ["venv" in each for each in ran] == [True, False, False, False, False]
     assert ran[1][-3:] == (TORCH, "--index-url", "https://example.invalid/cpu") and ran[2][-2:] == (TORCH, "thing==1")
     assert ran[3][-1] == "torchvision" and "import thing" in ran[4][-1]
-    assert make_environment("thing", cache_dir=tmp_path) == interpreter and len(ran) == 5
+    assert make_environment("thing") == interpreter and len(ran) == 5
 
 
 def test_what_was_not_finished_is_begun_anew(tmp_path, monkeypatch):
     def fail(command, log, variables=None):
-        Path(environment_folder("x", recipe, sys.executable, tmp_path) / "half").mkdir(parents=True)
+        Path(environment_folder("x", recipe, sys.executable) / "half").mkdir(parents=True)
         raise PeerError("no network")
 
     recipe = Recipe((("a==1",),))
@@ -164,7 +169,7 @@ def test_what_was_not_finished_is_begun_anew(tmp_path, monkeypatch):
     monkeypatch.setitem(RECIPES, "x", recipe)
     for _ in range(2):  # mkdir would fail if the folder were still there
         with pytest.raises(PeerError, match="no network"):
-            make_environment("x", cache_dir=tmp_path)
+            make_environment("x")
 
 
 @pytest.mark.parametrize(
@@ -196,7 +201,7 @@ def test_a_form_is_made_once_and_of_another(tmp_path, monkeypatch):
     monkeypatch.setattr(peer_models, "locate", lambda model: source)
     monkeypatch.setattr(peer_models, "run_command", run)
     for _ in range(2):
-        found = peer_models.make_model("openvino-int8", "m", Path("python"), cache_dir=tmp_path)
+        found = peer_models.make_model("openvino-int8", "m", Path("python"))
         assert found.is_dir() and found.name == "openvino-int8"
     assert made == ["folder.log", "openvino-int8.log"]
     assert peer_models.make_model("gguf", "m", Path("python")) == source
@@ -276,15 +281,22 @@ def test_tokens_are_counted():
         count(one, asked_for | {"num_tokens": 3}, answer, bool)
 
 
+def play(ours, theirs, chosen, prompts, num_rounds, *, limit_s=60.0):
+    """The contests of these workloads by their names."""
+    turns = Turns(ours, theirs, time.monotonic() + limit_s)
+    contests: dict[Key, Pairs[RoundTime]] = {(each.name,): Pairs() for each in chosen}
+    turns.play(contests, num_rounds, prompt_rounds(chosen, prompts, itertools.count(), turns.deadline))
+    return {name: pairs for (name,), pairs in contests.items()}
+
+
 def test_sides_take_turns_on_the_same_work(prompts):
     ours, theirs = FakeSide("bough", 1.0), FakeSide("them", 3.0)
     chosen = workloads(QUICK)
-    rounds = Rounds(Turns(ours, theirs, time.monotonic() + 60), chosen, prompts=prompts, first_number=7)
-    rounds.run(3)
+    contests = play(ours, theirs, chosen, prompts, 3)
     assert ours.asked == theirs.asked and len(ours.asked) == 3 * len(chosen)
     jobs = [each["job"] for each in ours.asked]
     assert jobs[: len(chosen)] == [each.job for each in chosen]  # each once before any a second time
-    for contest in rounds.contests.values():
+    for contest in contests.values():
         assert contest.ratios == pytest.approx([3.0] * 3)
 
 
@@ -296,17 +308,14 @@ def test_who_begins_changes(prompts):
             order.append(self.name)
             return super().ask(job, limit_s, **arguments)
 
-    sides = Noting("bough", 1.0), Noting("them", 1.0)
-    rounds = Rounds(Turns(*sides, time.monotonic() + 60), workloads(QUICK)[:1], prompts=prompts, first_number=0)
-    rounds.run(2)
+    play(Noting("bough", 1.0), Noting("them", 1.0), workloads(QUICK)[:1], prompts, 2)
     assert order == ["bough", "them", "them", "bough"]
 
 
 def test_what_a_peer_cannot_do_is_left_out(prompts):
     ours, theirs = FakeSide("bough", 1.0), FakeSide("them", 1.0, fails="constrained")
-    rounds = Rounds(Turns(ours, theirs, time.monotonic() + 60), workloads(QUICK), prompts=prompts, first_number=0)
-    rounds.run(2)
-    notes = {name: contest.note for name, contest in rounds.contests.items() if contest.note}
+    contests = play(ours, theirs, workloads(QUICK), prompts, 2)
+    notes = {name: contest.note for name, contest in contests.items() if contest.note}
     assert notes == {f"JSON schema, batch {QUICK.num_json}": "them: cannot"}
     assert Counter(each["job"] for each in theirs.asked)["constrained"] == 1  # not tried again
 
@@ -318,32 +327,27 @@ def test_a_peer_that_has_ended_is_asked_no_more(prompts):
             raise PeerError(self.ended)
 
     ours, theirs = FakeSide("bough", 1.0), Ending("them", 1.0)
-    rounds = Rounds(Turns(ours, theirs, time.monotonic() + 60), workloads(QUICK), prompts=prompts, first_number=0)
-    rounds.run(2)
-    assert len(ours.asked) == 1 and {contest.note for contest in rounds.contests.values()} == {"them: it ended"}
+    contests = play(ours, theirs, workloads(QUICK), prompts, 2)
+    assert len(ours.asked) == 1 and {contest.note for contest in contests.values()} == {"them: it ended"}
 
 
 def test_our_own_failure_is_told(prompts):
     ours, theirs = FakeSide("bough", 1.0, fails="generate"), FakeSide("them", 1.0)
-    rounds = Rounds(Turns(ours, theirs, time.monotonic() + 60), workloads(QUICK), prompts=prompts, first_number=0)
     with pytest.raises(PeerError, match="single stream decode: bough: cannot"):
-        rounds.run(1)
+        play(ours, theirs, workloads(QUICK), prompts, 1)
 
 
 def test_no_time_is_told(prompts):
     sides = FakeSide("bough", 1.0), FakeSide("them", 1.0)
-    rounds = Rounds(Turns(*sides, time.monotonic() - 1), workloads(QUICK)[:1], prompts=prompts, first_number=0)
-    rounds.run(1)
-    (contest,) = rounds.contests.values()
+    (contest,) = play(*sides, workloads(QUICK)[:1], prompts, 1, limit_s=-1).values()
     assert contest.note == "no time for more than 0 rounds" and not sides[0].asked
 
 
 def test_answers_are_checked_against_the_schema(prompts):
-    rounds = Rounds(Turns(FakeSide("a", 1.0), FakeSide("b", 1.0), 0.0), [], prompts=prompts, first_number=0)
     town = {"town": "Rye", "climate": "mild"}
     value = {"name": "A", "description": "", "role": "hero", "home": town, "age": 3, "alive": True}
     for text, valid in ((json.dumps(value), True), (json.dumps(value | {"age": 0}), False), ('{"name": "', False)):
-        assert rounds._is_valid([ord(letter) for letter in text]) is valid
+        assert prompts.is_character([ord(letter) for letter in text]) is valid
 
 
 def test_fresh_processes(prompts, tmp_path):
@@ -352,9 +356,10 @@ def test_fresh_processes(prompts, tmp_path):
     starters = [(each, lambda: Side("fake", command, log=tmp_path / "log")) for each in sides]
     take_turns(starters, 2, prompts, QUICK, limit_s=60)
     assert [len(each.first_token_s) for each in sides] == [2, 2] and all(t > 0 for t in sides[0].first_token_s)
-    assert start_row(*sides).ratios and start_row(*sides).workload == "start to first token"
+    start, *memory = start_rows(*sides)
+    assert start.ratios and start.workload == "start to first token"
     if sys.platform == "linux":
-        assert memory_row(*sides).ratio == pytest.approx(1.0, rel=0.2)
+        assert memory[0].ratio == pytest.approx(1.0, rel=0.2)
 
 
 # Tables
@@ -366,8 +371,8 @@ def made_report() -> PeerReport:
         for rounds in (((1.0, 4), (1.0, 3), (2.0, 4)), ((3.0, 0), (4.0, 0), (5.0, 1)))
     )
     report = PeerReport({"model": "m"})
-    report.rows.append(row_of(PromptPairs(fast, slow, workload="JSON schema, batch 16", peer="openvino")))
-    report.rows.append(row_of(PromptPairs(note="it ended", workload="prefill, 1,400 tokens", peer="llama.cpp")))
+    report.rows.append(row_of("JSON schema, batch 16", "openvino", Pairs(fast, slow)))
+    report.rows.append(row_of("prefill, 1,400 tokens", "llama.cpp", Pairs(note="it ended")))
     report.rows.append(PeerRow("batch 8 decode", "vllm", [0.5, 0.7, 0.6], "5 tok/s", "9 tok/s"))
     report.quality["float32"] = Quality((-1.0, -2.0), {1: 5, 2: 6})
     report.quality["bough"] = Quality((-1.1, -2.0), {1: 5, 2: 7})

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 
 from bough.benchmarks.peers import rounds as peer_rounds
-from bough.benchmarks.peers.models import described
 from bough.benchmarks.peers.plan import Found, Level, Plans, ProgramSizes, check
 from bough.benchmarks.peers.programs import (
     BEST,
@@ -39,7 +36,7 @@ from bough.benchmarks.peers.sides.peer_walk import (
     run_stepping,
     shared_heads,
 )
-from bough.runtime.tokenizer.load import build_gguf_tokenizer, load_tokenizer
+from bough.runtime.tokenizer.load import load_tokenizer
 from bough.runtime.tokenizer.tokenizer import Tokenizer
 
 from ...support.tiny_model import write_tiny_model
@@ -383,27 +380,3 @@ class TestSide:
         folder = Path(peer_side.__file__).parent
         for file in sorted({path.name for path in folder.glob("peer_*.py")} - {"peer_bough.py"}):
             assert not re.search(r"^\s*from (\.\.|bough)", (folder / file).read_text(), re.MULTILINE), file
-
-
-class TestTokenizer:
-    def test_what_peers_read_says_the_same(self) -> None:
-        controls = ["<|im_start|>", "<|im_end|>"]
-        tokens = [*controls, *sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()), "ab", "abc", "12"]
-        parts = build_gguf_tokenizer(
-            {
-                "tokenizer.ggml.model": "gpt2",
-                "tokenizer.ggml.pre": "smollm",
-                "tokenizer.ggml.tokens": tokens,
-                "tokenizer.ggml.token_type": [3, 3, *[1] * (len(tokens) - 2)],
-                "tokenizer.ggml.merges": ["a b", "ab c", "1 2"],
-                "tokenizer.ggml.bos_token_id": 0,
-                "tokenizer.ggml.eos_token_id": 1,
-            }
-        )
-        document, settings = described(parts)
-        theirs, ours = tokenizers.Tokenizer.from_str(json.dumps(document)), Tokenizer(parts)
-        for text in ("ab abc", "12 é\n\n ab", "<|im_start|>abc<|im_end|>\n"):
-            found = theirs.encode(text, add_special_tokens=False).ids
-            assert found == ours.encode(text, special=True)
-            assert theirs.decode(found, skip_special_tokens=False) == text
-        assert settings["eos_token"] == "<|im_end|>"

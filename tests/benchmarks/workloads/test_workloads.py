@@ -5,9 +5,8 @@ import re
 
 import pytest
 
-from bough.benchmarks.workloads.programs import WORKLOADS
+from bough.benchmarks.workloads.programs import WORKLOADS, Size
 from bough.benchmarks.workloads.prose import Prose
-from bough.benchmarks.workloads.workload import Size
 from bough.runtime.protocol.program import Fork, Gen, Ref, RoleBegin, RoleEnd, Select, Text
 
 
