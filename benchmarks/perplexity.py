@@ -1,13 +1,14 @@
 """Costs of quantisation: perplexity of a fixed text, and how often the most likely token is still the same.
 
     bough bench perplexity smollm2-135m --dtype float32 --kinds native fp8 int8 int4
-    bough bench perplexity --dtype float32 --kinds native native-mixed bfloat16 --texts prose code chats
+    bough bench perplexity --dtype float32 --kinds native bfloat16 --peers llama.cpp openvino --texts prose code chats
 
 `native` is what the CPU computes unless a dtype is asked for: the file's quantised weights by the library in C, whose
 activations have 8 bits; `native-mixed` is the same with activations="mixed", and `bfloat16` the model in that dtype by
 torch; `native-int8`, `native-w8a8` and `native-int4` are weights that are rounded for it; with `-kv8`
 at the end, keys and values have 8 bits, too. Weights of a GGUF file that were quantised already lose less when they are
-rounded again on a like grid: compare kinds on a model whose files hold bfloat16.
+rounded again on a like grid: compare kinds on a model whose files hold bfloat16. `--peers` adds engines of
+`bough bench peers` that read the same tokens: llama.cpp the file itself, the others what is made of it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -27,14 +29,19 @@ from ..kernels.attention.select import select_attention
 from ..kernels.native.library import load_library
 from ..kernels.native.threads import Threads
 from ..runtime.models.decoder import Decoder, Linear
-from ..runtime.models.load import LoadedModel, load_model
+from ..runtime.models.load import LoadedModel, load_model, locate
 from ..runtime.models.native import NATIVE_KINDS, NativeDecoder, NativeTarget
 from ..runtime.models.quantised_linear import TORCH_KINDS, QuantisedLinear, StackedLinear, quantise_decoder
+from ..runtime.runner.host import num_threads
 from ..runtime.runner.native_runner import NativeRunner
 from ..runtime.runner.runner import Batch, LogitsRunner
 from ..runtime.runner.torch_runner import ModelRunner
 from ..runtime.tokenizer.load import load_tokenizer
-from .harness.report import figures_table
+from .harness.report import figures_table, number
+from .peers.contest import judge
+from .peers.environments import PeerError, make_environment, peers_folder, say
+from .peers.models import KINDS, make_model
+from .peers.process import Side, side_command
 from .workloads.prose import PASSAGE, TEXTS
 
 _CHUNK = 256  # tokens of one forward pass
@@ -42,6 +49,8 @@ _PAGE_SIZE = 16
 _NONE, _STORED, _NATIVE = "none", "stored", "native"
 _KV8 = "-kv8"
 _MIXED, _BFLOAT16 = "mixed", "bfloat16"
+_PEER_S = 900.0  # for one text, or until a peer is ready
+_PEER_TOKENS = 8192  # of the longest text that peers read
 _NATIVES = tuple(
     f"{_NATIVE}{kind}{kv}" for kind in ("", *(f"-{kind}" for kind in (_MIXED, *NATIVE_KINDS))) for kv in ("", _KV8)
 )
@@ -54,8 +63,9 @@ class WeightQuality:
     perplexity        exp of the mean negative log-likelihood of the text's tokens but the first
     ratio             of it to the reference's
     agreement         share of positions at which the most likely token is the reference's
-    divergence        mean Kullback-Leibler divergence of its next-token distributions from the reference's, in nats
-    bits              of a weight of the projections on average, scales included
+    divergence        mean Kullback-Leibler divergence of its next-token distributions from the reference's, in nats;
+                      None: it tells of none
+    bits              of a weight of the projections on average, scales included; None: not known
     mean, p99, most   distance of the log-probabilities of the text's tokens from the reference's: on average, in all
                       but a hundredth of the tokens, and at most
     bits_per_token    the text's mean negative log-likelihood in bits
@@ -65,8 +75,8 @@ class WeightQuality:
     perplexity: float
     ratio: float
     agreement: float
-    divergence: float
-    bits: float
+    divergence: float | None
+    bits: float | None
     num_tokens: int
     seconds: float
     mean: float
@@ -77,15 +87,23 @@ class WeightQuality:
     def bits_per_token(self) -> float:
         return math.log2(self.perplexity)
 
+    @property
+    def told_divergence(self) -> str:
+        return number(self.divergence, ".5f")
+
+    @property
+    def told_bits(self) -> str:
+        return number(self.bits, ".2f")
+
 
 _COLUMNS = {
     "weights": "{0.kind}",
-    "bits": "{0.bits:.2f}",
+    "bits": "{0.told_bits}",
     "perplexity": "{0.perplexity:.3f}",
     "ratio": "{0.ratio:.4f}",
     "bits/token": "{0.bits_per_token:.3f}",
     "same token": "{0.agreement:.1%}",
-    "KL, nats": "{0.divergence:.5f}",
+    "KL, nats": "{0.told_divergence}",
     "mean": "{0.mean:.4f}",
     "p99": "{0.p99:.3f}",
     "most": "{0.most:.3f}",
@@ -137,27 +155,31 @@ def compare(
     dtype: str = "auto",
     num_tokens: int | None = None,
     text: str = PASSAGE,
+    peers: Mapping[str, Side] | None = None,
 ) -> list[WeightQuality]:
-    """The model's own weights, undone, called "none", and then each of `kinds`.
+    """The model's own weights, undone, called "none", then each of `kinds`, and each of `peers`.
 
     kinds   of quantised_linear.TORCH_KINDS; "stored" keeps weights that files have quantised; for others see the module
 
     Raises:
         ModelError: the model cannot be loaded.
+        PeerError: a peer failed.
         SystemExit: it cannot be computed as one of the kinds.
     """
+    tokens = load_tokenizer(locate(model)).encode_prompt(text)[:num_tokens]
     reference: torch.Tensor | None = None
     results: list[WeightQuality] = []
     for kind in (_NONE, *kinds):
         loaded = _load(model, kind, device, dtype)
-        tokens = load_tokenizer(loaded.path).encode_prompt(text)[:num_tokens]
         began = time.perf_counter()
         scores = log_probabilities(loaded, tokens, kv_bits=8 if kind.endswith(_KV8) else 16)
         seconds = time.perf_counter() - began
         reference = scores if reference is None else reference
         quality = _judge(kind, scores, reference, tokens, _mean_bits(loaded), seconds)
-        results.append(replace(quality, ratio=quality.perplexity / (results or [quality])[0].perplexity))
-    return results
+        results.append(quality)
+    if reference is not None and peers:
+        results += [_judge_peer(name, side, reference, tokens) for name, side in peers.items()]
+    return [replace(quality, ratio=quality.perplexity / results[0].perplexity) for quality in results]
 
 
 def _load(model: str, kind: str, device: str, dtype: str) -> LoadedModel:
@@ -185,18 +207,45 @@ def _load(model: str, kind: str, device: str, dtype: str) -> LoadedModel:
 def _judge(
     kind: str, scores: torch.Tensor, reference: torch.Tensor, tokens: Sequence[int], bits: float, seconds: float
 ) -> WeightQuality:
-    following = torch.tensor(tokens[1:])[:, None]
     scores = scores.float()
-    found = scores[:-1].gather(1, following)
-    likelihood = found.double().mean()
-    distance = (found - reference[:-1].gather(1, following)).abs().double()
     divergence = 0.0
     for start in range(0, len(tokens), _CHUNK):  # in pieces: a vocabulary is wide
         theirs, ours = reference[start : start + _CHUNK], scores[start : start + _CHUNK]
         divergence += float((theirs.exp() * (theirs - ours)).sum(dtype=torch.float64))
-    same = (scores.argmax(-1) == reference.argmax(-1)).double().mean()
+    same = float((scores.argmax(-1) == reference.argmax(-1)).double().mean())
+    found = _of_text(scores, tokens)
+    return _quality(kind, found, _of_text(reference, tokens), same, divergence / len(tokens), bits, seconds)
+
+
+def _judge_peer(name: str, side: Side, reference: torch.Tensor, tokens: Sequence[int]) -> WeightQuality:
+    began = time.perf_counter()
+    told = judge(side, tokens, _PEER_S)
+    seconds = time.perf_counter() - began
+    if not told.logprobs:
+        raise PeerError(f"{name} tells no log-probabilities of a text")
+    same = [int(reference[at - 1].argmax()) == token for at, token in told.likeliest.items()]
+    found = torch.tensor(told.logprobs, dtype=torch.float64)
+    return _quality(name, found, _of_text(reference, tokens), sum(same) / len(same), None, None, seconds)
+
+
+def _of_text(scores: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
+    """Log-probabilities of the tokens after the first, float64."""
+    return scores[:-1].gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].double()
+
+
+def _quality(
+    kind: str,
+    found: torch.Tensor,
+    reference: torch.Tensor,
+    same: float,
+    divergence: float | None,
+    bits: float | None,
+    seconds: float,
+) -> WeightQuality:
+    """`found` and `reference` are log-probabilities of the text's tokens."""
+    distance = (found - reference).abs()
     return WeightQuality(
-        *(kind, math.exp(-likelihood), 1.0, float(same), divergence / len(tokens), bits, len(tokens), seconds),
+        *(kind, math.exp(-found.mean()), 1.0, same, divergence, bits, len(found) + 1, seconds),
         *(float(distance.mean()), float(distance.quantile(0.99)), float(distance.max())),
     )
 
@@ -217,15 +266,38 @@ def _mean_bits(loaded: LoadedModel) -> float:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints a table and a JSON line for each text."""
+    """Prints a table and a JSON line for each text. 1: a peer cannot be measured."""
     asked = {"device": options.device, "dtype": options.dtype, "num_tokens": options.num_tokens}
-    for name in options.texts:
-        results = compare(options.model, options.kinds, text=TEXTS[name], **asked)
-        table = figures_table(_COLUMNS, results, right=range(1, len(_COLUMNS)))
-        print(f"{name}, {results[0].num_tokens:,} tokens\n{table}")
-        facts = {"model": options.model, "device": options.device, "torch": torch.__version__, "text": name}
-        print(json.dumps(facts | {"results": [asdict(result) for result in results]}), flush=True)
+    try:
+        with ExitStack() as stack:
+            peers = {name: stack.enter_context(closing(_start_peer(name, options.model))) for name in options.peers}
+            for side in peers.values():
+                side.wait_ready(_PEER_S)
+            for name in options.texts:
+                results = compare(options.model, options.kinds, text=TEXTS[name], peers=peers, **asked)
+                table = figures_table(_COLUMNS, results, right=range(1, len(_COLUMNS)))
+                print(f"{name}, {results[0].num_tokens:,} tokens\n{table}")
+                facts = {"model": options.model, "device": options.device, "torch": torch.__version__, "text": name}
+                print(json.dumps(facts | {"results": [asdict(result) for result in results]}), flush=True)
+    except PeerError as error:
+        say(str(error))
+        return 1
     return 0
+
+
+def _start_peer(name: str, model: str) -> Side:
+    """A peer's engine, for one sequence, loading. Raises PeerError: it cannot be had."""
+    interpreter = make_environment(name)
+    options = {
+        "model_file": str(make_model(KINDS[name], model, interpreter)),
+        "threads": num_threads(),
+        "max_num_seqs": 1,
+        "max_model_len": _PEER_TOKENS,
+        "cache_gib": 1,
+    }
+    command = side_command("prompts", name, interpreter, options)
+    variables = {"OMP_NUM_THREADS": str(num_threads())}
+    return Side(name, command, log=peers_folder() / "perplexity.log", variables=variables)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -234,6 +306,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kinds", nargs="*", default=list(TORCH_KINDS), choices=[*TORCH_KINDS, _STORED, _BFLOAT16, *_NATIVES]
     )
     parser.add_argument("--texts", nargs="+", default=["prose"], choices=TEXTS, help="default: prose")
+    parser.add_argument("--peers", nargs="*", default=[], choices=KINDS, help="engines that read the same tokens")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--num-tokens", type=int, help="of the text; default: all")

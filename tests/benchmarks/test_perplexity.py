@@ -5,17 +5,25 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 
-from bough.benchmarks.perplexity import compare, log_probabilities, run
+from bough.benchmarks import perplexity
+from bough.benchmarks.peers.environments import PeerError
+from bough.benchmarks.perplexity import log_probabilities, run
 from bough.benchmarks.workloads.prose import PASSAGE, TEXTS
 from bough.cli import bench
 from bough.runtime.models.load import load_model
 from bough.runtime.tokenizer.load import load_tokenizer
 
 from ..support.tiny_model import write_tiny_model
+
+
+def compare(*arguments: Any, **settings: Any) -> list[Any]:
+    """Some of what is compared has no divergence, which types would have each test look at."""
+    return perplexity.compare(*arguments, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +96,27 @@ def test_four_bits_are_what_a_file_of_four_bits_has(default_model: Path) -> None
     _, stored, rounded = compare(str(default_model), ["native", "native-int4"], dtype="float32", num_tokens=150)
     assert (rounded.perplexity, rounded.divergence, rounded.bits) == (stored.perplexity, stored.divergence, stored.bits)
     assert abs(stored.ratio - 1) < 0.03 and stored.divergence < 0.01
+
+
+class Reader:
+    """A peer that computes the model as it is."""
+
+    def __init__(self, folder: Path, *, tells: bool = True) -> None:
+        self.loaded, self.tells = load_model(folder, dtype="float32"), tells
+
+    def ask(self, job: str, limit_s: float, tokens: list[int]) -> dict[str, Any]:
+        assert job == "score" and limit_s > 0
+        scores = log_probabilities(self.loaded, tokens)
+        logprobs = [float(scores[at, token]) for at, token in enumerate(tokens[1:])]
+        return {"logprobs": logprobs if self.tells else None, "likeliest": scores[:-1].argmax(-1).tolist()}
+
+
+def test_a_peer_reads_the_same_tokens(folder: Path) -> None:
+    none, peer = compare(str(folder), [], dtype="float32", num_tokens=40, peers={"one": cast(Any, Reader(folder))})
+    assert (peer.kind, peer.agreement, peer.num_tokens) == ("one", 1.0, 40)
+    assert peer.ratio == pytest.approx(1.0) and peer.most == pytest.approx(0.0, abs=1e-6)
+    assert (peer.divergence, peer.bits, peer.told_divergence, peer.told_bits) == (None, None, "", "")
+    assert none.told_bits == "32.00"
+    silent = cast(Any, Reader(folder, tells=False))
+    with pytest.raises(PeerError, match="silent tells no log-probabilities"):
+        compare(str(folder), [], dtype="float32", num_tokens=40, peers={"silent": silent})
