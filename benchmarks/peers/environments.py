@@ -106,7 +106,7 @@ def run_command(command: Sequence[str], log: Path, variables: Mapping[str, str] 
     Raises:
         PeerError: it failed or did not end in time.
     """
-    what = " ".join(command[1:4])
+    what = " ".join(command[1:4]).strip().partition("\n")[0]
     say(f"{what} ...")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as output:
