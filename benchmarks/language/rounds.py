@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,18 +82,20 @@ async def take_turns(
 async def watch_batch(server: ServerProcess, jobs: Sequence[Job]) -> list[tuple[float, int]]:
     """Numbers of generations at a time, by seconds since the start. Looking costs time: no round to be timed."""
     looks: list[tuple[float, int]] = []
+    over = threading.Event()
 
-    async def look() -> None:
+    def look() -> None:
         started = time.perf_counter()
-        while True:
-            at_s = time.perf_counter() - started
-            looks.append((at_s, (await asyncio.to_thread(server.info))["stats"]["running"]))
-            await asyncio.sleep(_LOOK_S)
+        while not over.is_set():
+            looks.append((time.perf_counter() - started, server.info()["stats"]["running"]))
+            time.sleep(_LOOK_S)
 
     server.flush()
-    watcher = asyncio.create_task(look())
+    watcher = threading.Thread(target=look, name="bough-watch", daemon=True)
+    watcher.start()
     try:
         await asyncio.gather(*(job() for job in jobs))
     finally:
-        watcher.cancel()
+        over.set()
+        await asyncio.to_thread(watcher.join)
     return looks
