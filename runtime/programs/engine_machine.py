@@ -638,16 +638,11 @@ class ModelCalls:
             if not run.program.deltas and branch.origin.attempts == flight.attempts:
                 flight.send_text(self._engine.tokenizer)
             return
-        try:
+        with flight.frame.contained():
             if continues and output.cached_tokens is not None:
                 self.send_appended(run, content_of(branch), output.cached_tokens)
             flight.kept.append(flight.call.take(index, output))
             self._take(flight, output)
-        except BoughError as error:
-            flight.frame.failed(to_info(error))
-        except Exception:
-            logger.exception("a program failed")
-            flight.frame.failed(ErrorInfo(code="internal_error", message="the program failed"))
 
     def _take(self, flight: _Flight, output: RequestOutput) -> None:
         frame, run, branch = flight.frame, flight.run, flight.frame.branch
