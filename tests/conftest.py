@@ -104,8 +104,8 @@ def native_library() -> Library:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips what this machine cannot run. `make test` fetches the model, so there nothing of it is skipped.
 
-    Files with slow tests come first, so that several processes end together; then those with tests that are alone, which
-    would wait for a slow one to end.
+    Files with slow tests come first, so that several processes end together; then those with tests that are alone,
+    which would wait for a slow one to end.
     """
     slow, alone = ({item.path for item in items if item.get_closest_marker(name)} for name in ("slow", "alone"))
     items.sort(key=lambda item: 1 if item.path in alone else 0 if item.path in slow else 2)
