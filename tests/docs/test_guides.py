@@ -87,7 +87,7 @@ def test_the_first_command_prints_what_the_page_shows(
     assert capsys.readouterr().out.rstrip() == expected.rstrip()
 
 
-CACHED = re.compile(r"(\d+)(?= of \d+ (?:prompt tokens were )?cached)")
+CACHED = re.compile(r"(\d+(?= of \d+ (?:prompt tokens were )?cached| from the cache)|(?<=from the cache \()\d+)")
 """Tokens that a program's branches read of each other: a few more or less, by which of them come first."""
 TIMES = re.compile(r"[·▒█ ]*[·▒█]+ *|\d+\.\d+ s\b|(?<=  )\d+\.\d\d(?=  )|\d+(?:\.\d+)? ms\b|\d+ tokens/s")
 """Times, as numbers and as bars."""
