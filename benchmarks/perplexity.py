@@ -38,10 +38,10 @@ from ..runtime.runner.runner import Batch, LogitsRunner
 from ..runtime.runner.torch_runner import ModelRunner
 from ..runtime.tokenizer.load import load_tokenizer
 from .harness.report import figures_table, number
-from .peers.contest import judge
+from .peers.contest import judge, start_peer
 from .peers.environments import PeerError, make_environment, peers_folder, say
 from .peers.models import KINDS, make_model
-from .peers.process import Side, side_command
+from .peers.process import Side
 from .workloads.prose import PASSAGE, TEXTS
 
 _CHUNK = 256  # tokens of one forward pass
@@ -288,16 +288,8 @@ def run(options: argparse.Namespace) -> int:
 def _start_peer(name: str, model: str) -> Side:
     """A peer's engine, for one sequence, loading. Raises PeerError: it cannot be had."""
     interpreter = make_environment(name)
-    options = {
-        "model_file": str(make_model(KINDS[name], model, interpreter)),
-        "threads": num_threads(),
-        "max_num_seqs": 1,
-        "max_model_len": _PEER_TOKENS,
-        "cache_gib": 1,
-    }
-    command = side_command("prompts", name, interpreter, options)
-    variables = {"OMP_NUM_THREADS": str(num_threads())}
-    return Side(name, command, log=peers_folder() / "perplexity.log", variables=variables)
+    model_file = make_model(KINDS[name], model, interpreter)
+    return start_peer(name, interpreter, model_file, num_threads(), 1, _PEER_TOKENS, peers_folder() / "perplexity.log")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

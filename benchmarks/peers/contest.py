@@ -68,14 +68,7 @@ class PeerRun:
     def theirs(self, name: str, interpreter: Path, model_file: Path, *, alone: bool = False) -> Side:
         """A peer's engine, loading."""
         num_seqs = 1 if alone else self._max_seqs
-        options = {
-            "model_file": str(model_file),
-            "threads": self.threads,
-            "max_num_seqs": num_seqs,
-            "max_model_len": self.sizes.context_tokens,
-            "cache_gib": 1 if alone else 4,
-        }
-        return self.side(name, "prompts", interpreter, options)
+        return start_peer(name, interpreter, model_file, self.threads, num_seqs, self.sizes.context_tokens, self.log)
 
     @property
     def _max_seqs(self) -> int:
@@ -83,8 +76,26 @@ class PeerRun:
 
     def side(self, name: str, kind: str, interpreter: Path | None, options: Mapping[str, Any]) -> Side:
         """An engine that is given prompts, or programs (`kind`), loading; see `side_command`."""
-        variables = {"OMP_NUM_THREADS": str(self.threads)}
-        return Side(name, side_command(kind, name, interpreter, options), log=self.log, variables=variables)
+        return _start(name, kind, interpreter, options, self.threads, self.log)
+
+
+def start_peer(
+    name: str, interpreter: Path, model_file: Path, threads: int, num_seqs: int, num_tokens: int, log: Path
+) -> Side:
+    """A peer's engine for `num_seqs` sequences of `num_tokens` tokens at most, loading."""
+    options = {
+        "model_file": str(model_file),
+        "threads": threads,
+        "max_num_seqs": num_seqs,
+        "max_model_len": num_tokens,
+        "cache_gib": 1 if num_seqs == 1 else 4,
+    }
+    return _start(name, "prompts", interpreter, options, threads, log)
+
+
+def _start(name: str, kind: str, interpreter: Path | None, options: Mapping[str, Any], threads: int, log: Path) -> Side:
+    command = side_command(kind, name, interpreter, options)
+    return Side(name, command, log=log, variables={"OMP_NUM_THREADS": str(threads)})
 
 
 def measure_quality_of_ours(run: PeerRun, report: PeerReport) -> None:

@@ -33,8 +33,9 @@ class Turnstile:
         self._waiting.push(key, turn)
         try:
             await turn
-        finally:
-            self._waiting.remove(key, turn)  # if it was cancelled
+        except asyncio.CancelledError:
+            self._waiting.remove(key, turn)
+            raise
 
     def _turn(self, loop: asyncio.AbstractEventLoop, rounds_left: int) -> None:
         if rounds_left:
