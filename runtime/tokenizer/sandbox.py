@@ -98,6 +98,10 @@ class TemplateBudget:
         size = 8
         if isinstance(value, Mapping):  # not by its keys: looking up those whose hashes collide takes long
             size += sum(4 + self.measure(key) + self.measure(part) for key, part in value.items())
+        elif (kinds := set(map(type, value))) <= {str, bytes}:  # many parts of one kind: not one call for each
+            size += 4 * len(value) + sum(map(len, value))
+        elif kinds == {int}:
+            size += 12 * len(value) + sum(map(int.bit_length, value)) // 3
         else:
             size += sum(4 + self.measure(part) for part in value)
         self._sizes[id(value)] = (value, size)
