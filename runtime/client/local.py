@@ -66,9 +66,10 @@ class EngineLoop:
         self._runner = ToolRunner()
         self._machine = EngineMachine(engine, time.monotonic, post=self._post, runner=self._runner)
         self._executor = Executor(
-            self._machine, time.monotonic, max_states=config.max_states, post=self._post, tools=self.tools
+            self._machine, time.monotonic, max_states=config.max_states, post=self._post_turn, tools=self.tools
         )
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._turn: Callable[[], None] | None = None  # of programs that go on before the next step
         self._stopped = False
         self._warm_at = time.monotonic() + QUIET_S if serves else math.inf
         self._rest_s: float | None = REST_S  # until more can be prepared; None: nothing can
@@ -155,6 +156,10 @@ class EngineLoop:
                 raise EngineStoppedError("the engine has stopped")
             self._inbox.put(call)
 
+    def _post_turn(self, turn: Callable[[], None]) -> None:
+        """Has `turn` made before the next step. On the engine's thread only."""
+        self._turn = turn
+
     def _run(self) -> None:
         died = False
         try:
@@ -197,12 +202,12 @@ class EngineLoop:
         """Makes the calls that wait, sleeping for one if there is nothing to compute. False: close.
 
         Those that come in meanwhile wait until after the next step, and so do those for which there is no time, so that
-        many callers cannot keep it from coming.
+        many callers cannot keep it from coming. Programs that made way go on after the calls: no request waits for one.
         """
         num_left = self._inbox.qsize()
         self._turned = time.monotonic()
         self.engine.expected_s = 0.0  # until its step says more
-        while num_left > 0 or self.engine.idle:
+        while num_left > 0 or (self._turn is None and self.engine.idle):
             try:
                 call = self._get(self._sleep_s()) if num_left <= 0 else self._inbox.get()
             except queue.Empty:
@@ -214,6 +219,9 @@ class EngineLoop:
             _make(call)
             if time.monotonic() - (self._turned or 0.0) >= MAX_CALLS_S:
                 break
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            _make(turn)
         return True
 
     def _get(self, sleep_s: float | None) -> Callable[[], None] | None:

@@ -47,7 +47,8 @@ class Executor:
     All programs together hold a bounded number of tokens, which keys share: see Memory.
 
     max_states  programs that wait for another submission
-    post        has a function called on that thread soon; without it, programs do not make way for anything
+    post        has a function called on that thread before the engine's next step, or after it if called by such a
+                function; without it, programs do not make way for anything
     tools       those that every program may call
     """
 
@@ -92,7 +93,7 @@ class Executor:
         """Starts (or, with `resume`, continues) a program. `tools` go before those that every program may call. By its
         `key`, `drop` knows this submission.
 
-        A long one is read by and by, between other programs and steps: the listener then hears of a refusal.
+        With `post` it is read when it is its tenant's turn, a long one by and by, and the listener hears of a refusal.
 
         Raises:
             RequestError: the program is not well-formed, or the state to continue is gone. Nothing was started.
@@ -108,7 +109,10 @@ class Executor:
             before.append(arrival)
         else:
             self._arrivals[program.id] = deque([arrival])
-            self._take_in(arrival)
+            if self._slices:
+                self._go_on_later(arrival)
+            else:
+                self._take_in(arrival)
 
     def _take_in(self, arrival: _Arrival) -> None:
         """Goes on with a submission for a slice of time, and with those that came after it.

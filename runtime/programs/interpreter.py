@@ -73,7 +73,8 @@ class Interpreter:
     tenants by turns.
 
     finished, failed    hear of submissions that are done, and of programs that are over
-    post                without it, programs do not make way for anything
+    post                has a function called before the engine's next step, or after it if called by such a function;
+                        without it, programs do not make way for anything
     """
 
     def __init__(
@@ -201,10 +202,11 @@ class Interpreter:
         self._post_turn()
 
     def _do_other(self, work: Callable[[], None]) -> None:
-        began = time.monotonic()
+        began, spent_s = time.monotonic(), self._spent_s
         try:
             work()
         finally:
+            self._spent_s = spent_s  # what it has walked is in its time
             self._spend(time.monotonic() - began)
 
     def _spend(self, seconds: float) -> None:
@@ -220,10 +222,10 @@ class Interpreter:
             self._post(self._take_turns)
 
     def _take_turns(self) -> None:
-        """A step has come since: programs that made way go on, each for a slice, as long as there is time."""
-        self._posted, self._spent_s = False, 0.0
-        for _ in range(len(self._later)):
-            if self._spent_s >= MAX_SLICE_S or (taken := self._later.pop()) is None:
+        """Programs that made way go on, each for a slice, the first in any case and others as long as there is time."""
+        self._posted = False
+        for number in range(len(self._later)):
+            if (number and self._spent_s >= MAX_SLICE_S) or (taken := self._later.pop()) is None:
                 break
             tenant, work = taken
             began = time.monotonic()
@@ -231,6 +233,7 @@ class Interpreter:
                 work()
             finally:
                 self._later.end(tenant, time.monotonic() - began)
+        self._spent_s = 0.0  # a step follows
         if len(self._later):
             self._post_turn()
 

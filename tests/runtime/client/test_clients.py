@@ -7,7 +7,7 @@ import contextlib
 import gc
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,10 @@ from bough.runtime.client.client import EngineClient
 from bough.runtime.client.local import EngineLoop, LocalClient
 from bough.runtime.client.remote import RemoteClient
 from bough.runtime.engine.engine import Engine
+from bough.runtime.protocol.condition import Matches
 from bough.runtime.protocol.config import EngineConfig
 from bough.runtime.protocol.errors import EngineStoppedError, OverloadedError, RequestError
-from bough.runtime.protocol.program import Done, Failed, Gen, Text
+from bough.runtime.protocol.program import Done, Failed, Gen, Text, When
 from bough.runtime.protocol.request import RequestOutput
 from bough.runtime.protocol.sampling_params import SamplingParams
 
@@ -394,3 +395,34 @@ def test_an_idle_engine_outlives_what_cannot_be_made_ready(part: str, monkeypatc
     assert len(tokens(list(client.stream(request(4))))) == 4
     assert client.alive
     client.close()
+
+
+def test_a_request_waits_for_no_program_that_came_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them took a slice of time and a step before the next call was looked at."""
+    engine, _ = fake_engine()
+    order: list[str] = []
+
+    def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            order.append(name)
+            return call(*arguments)
+
+        return run
+
+    for name in ("step", "submit"):
+        monkeypatch.setattr(engine, name, noted(name, getattr(engine, name)))
+    loop = EngineLoop(engine, EngineConfig())
+    held, heard = threading.Event(), list[RequestOutput]()
+    loop.ask(held.wait, lambda _: None)
+    drops = []
+    for number in range(20):
+        long = [When(0, Matches("a", r"\w?" * 46 + f"{number} {each}")) for each in range(40)]
+        drops.append(loop.start_program(program(*long), lambda event: None))
+    loop.start_request(request(1), heard.append)
+    order.clear()
+    held.set()
+    wait_until(lambda: bool(heard))
+    for drop in drops:
+        drop()
+    loop.close()
+    assert order[: order.index("submit")].count("step") <= 1  # that which was under way

@@ -68,10 +68,10 @@ def test_what_instructions_cost_holds_nobody_up() -> None:
     ops += [Assign(k, "v", (*[""] * 2000, Ref(k + 1, "v") if k < num else "end")) for k in range(1, num + 1)]
     place = ToolPlace()
     heard = place.start(ops)
-    assert not heard.over and place.posted.qsize() == 1
+    assert not heard.over and place.has_calls
     slices = 0
     while not heard.over:
-        place.posted.get(timeout=10.0)()
+        place.next_call()()
         slices += 1
     assert slices > 3 and heard.done.requests == 0
     place.close()
@@ -81,9 +81,9 @@ def test_a_program_that_calls_nobody_ends_in_time() -> None:
     never = Every((*(Compare("1", "eq", "1") for _ in range(5000)), Compare("1", "eq", "2")))
     place = ToolPlace()
     heard = place.start([Text(0, ("x",)), Repeat(0, (), never, 1000)], timeout_s=5.0)
-    place.posted.get(timeout=10.0)()
+    place.next_call()()
     assert not heard.over
     place.clock.now += 6.0
-    place.posted.get(timeout=10.0)()
+    place.next_call()()
     assert heard.failed.error.code == "generation_timeout"
     place.close()

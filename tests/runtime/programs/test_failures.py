@@ -375,8 +375,7 @@ def test_random_programs_with_cancels_equal_the_oracle(seed: int) -> None:
     ],
 )
 def test_what_is_not_well_formed_is_refused(place: ToolPlace, op: Op, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        place.start([Text(0, ("x",)), op])
+    assert message in place.refusal([Text(0, ("x",)), op]).message
 
 
 def test_attempts_in_attempts_are_bounded(place: ToolPlace) -> None:

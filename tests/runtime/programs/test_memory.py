@@ -13,7 +13,7 @@ from bough.runtime.programs import costs, interpreter
 from bough.runtime.programs.costs import BRANCH_TOKENS, MATCHING_TOKENS, VALUE_TOKENS
 from bough.runtime.programs.memory import SHARE_OF_LEFT, Account, Memory
 from bough.runtime.protocol.condition import Either, Matches, Ref
-from bough.runtime.protocol.errors import ErrorInfo, OverloadedError, to_info
+from bough.runtime.protocol.errors import OverloadedError
 from bough.runtime.protocol.program import Assign, Fork, Gen, Join, Op, Repeat, Text, When
 from bough.runtime.protocol.sampling_params import SamplingParams
 
@@ -146,15 +146,11 @@ def test_running_programs_of_a_key_hold_no_more_than_its_share(place: ToolPlace)
     bound(place.machine, held_tokens=1_000_000)
     ops: list[Op] = [Text(0, ("x",)), Fork(0, tuple(range(1, 1001))), Gen(0, "g", ENDLESS)]
     flood: list[Heard] = []
-    errors: list[ErrorInfo] = []
     for index in range(20):
-        try:
-            flood.append(place.start(ops, f"flood {index}", namespace="flood"))
-        except OverloadedError as error:
-            errors.append(to_info(error))
-    while not place.posted.empty():
-        place.posted.get()()
-    errors += [heard.failed.error for heard in flood if heard.over]
+        flood.append(place.start(ops, f"flood {index}", namespace="flood"))
+    while place.has_calls:
+        place.next_call()()
+    errors = [heard.failed.error for heard in flood if heard.over]
     assert 10 <= len(errors) < 20
     assert {error.code for error in errors} == {"engine_overloaded"}
     assert "of this key" in errors[0].message
@@ -201,13 +197,13 @@ def test_a_comparison_under_way_is_counted(place: ToolPlace, monkeypatch: pytest
     heard = place.start([Assign(0, "x", ("ab " * 3000,)), When(0, Matches(Ref(0, "x"), "(.|\n)*c"))], keep=True)
     most = 0
     while not heard.over:
-        place.posted.get(timeout=10.0)()
+        place.next_call()()
         most = max(most, held(place))
     assert most > MATCHING_TOKENS
     assert held(place) < MATCHING_TOKENS
     cut_off = place.start([When(0, Matches(Ref(0, "x"), "(.|\n)*d"))], resume=True, keep=True)
     while held(place) < MATCHING_TOKENS:
-        place.posted.get(timeout=10.0)()
+        place.next_call()()
     place.executor.drop("p")
     assert cut_off.over
     gc.collect()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import queue
+from collections import deque
 from collections.abc import Callable
 
 from bough.runtime.programs.engine_machine import EngineMachine
 from bough.runtime.programs.executor import Executor
-from bough.runtime.protocol.errors import BoughError, ErrorInfo, to_info
+from bough.runtime.protocol.errors import ErrorInfo
 from bough.runtime.protocol.program import Op, Program
 from bough.runtime.tools.registry import ToolCall, ToolRegistry, ToolRunner
 
@@ -30,7 +31,10 @@ class ToolPlace(Place):
         self.runner = runner or ToolRunner()
         post = self.posted.put
         self.machine = EngineMachine(self.engine, self.clock, post=post, runner=self.runner)
-        self.executor = Executor(self.machine, self.clock, max_states=max_states, post=post, tools=self.registry)
+        self.turns: deque[Callable[[], None]] = deque()
+        self.executor = Executor(
+            self.machine, self.clock, max_states=max_states, post=self.turns.append, tools=self.registry
+        )
 
     def run(self, ops: list[Op], program_id: str = "p", **fields: object) -> Heard:
         heard = self.start(ops, program_id, **fields)
@@ -43,14 +47,29 @@ class ToolPlace(Place):
         heard = Heard()
         program = Program(id=program_id, ops=tuple(ops), **fields)  # type: ignore[arg-type]
         self.executor.run(program, heard, tools, key)  # type: ignore[arg-type]
+        if self.turns:
+            self.turns.popleft()()
         return heard
 
     def refusal(self, ops: list[Op], program_id: str = "p", **fields: object) -> ErrorInfo:
-        """Returns why a submission cannot be started: it is raised, or told if reading it takes its time."""
-        try:
-            return self.run(ops, program_id, **fields).failed.error
-        except BoughError as error:
-            return to_info(error)
+        """Returns why a submission cannot be started."""
+        return self.run(ops, program_id, **fields).failed.error
+
+    @property
+    def has_calls(self) -> bool:
+        return bool(self.turns) or not self.posted.empty()
+
+    def make_calls(self) -> None:
+        """Makes the calls that are there, as is done between two steps."""
+        turn = self.turns.popleft() if self.turns else None
+        for _ in range(self.posted.qsize()):
+            self.posted.get()()
+        if turn is not None:
+            turn()
+
+    def next_call(self) -> Callable[[], None]:
+        """Returns what is to be called next, when it is there."""
+        return self.turns.popleft() if self.turns else self.posted.get(timeout=10.0)
 
     def drive(self, over: Callable[[], bool], max_steps: int = 50_000) -> None:
         """Makes posted calls and steps until `over`."""
@@ -59,8 +78,8 @@ class ToolPlace(Place):
                 return
             stats = self.engine.stats()
             busy = bool(stats.running or stats.waiting)
-            while not self.posted.empty() or not busy:
-                self.posted.get(timeout=10.0)()
+            while self.has_calls or not busy:
+                self.next_call()()
                 busy = True
             if self.engine.idle:
                 self.engine.wait_for_grammar(5.0)
