@@ -166,7 +166,8 @@ class Engine:
     def sleep_s(self) -> float | None:
         """Seconds that an idle engine may sleep if nothing happens: until the first deadline of what is compiled, or
         checked. None: there is none."""
-        first = min(self._admission.first_deadline(self._live), self._checks.first_deadline)
+        held = (*(self._live[request_id] for request_id in self._admission.compiling), *self._checks.under_way)
+        first = min((generation.sequence.standing.deadline for generation in held), default=math.inf)
         return None if first == math.inf else max(first - self._clock(), 0.0)
 
     def wait_for_grammar(self, timeout_s: float) -> None:
@@ -231,8 +232,7 @@ class Engine:
         launched: who hears of them may end others that are planned, and what these were to compute would be published.
         """
         scheduler = self._scheduler
-        prompt_tokens = self._size.prompt_tokens(scheduler.running, now, any_waiting=bool(scheduler.waiting))
-        plan = scheduler.schedule(now, prompt_tokens)
+        plan = scheduler.schedule(now, self._size.prompt_tokens(scheduler, now))
         for sequence in plan.expired:
             generation = self._live.get(sequence.id)
             if generation is not None:
@@ -300,7 +300,7 @@ class Engine:
     def _steps_ahead(self, before: _LaunchedSteps | None) -> int:
         return self._size.num_steps(
             self._runner.max_steps,
-            anybody_waits=bool(self._scheduler.waiting or self._admission.compiling),
+            anybody_waits=bool(self._scheduler.waiting.lines or self._admission.compiling),
             found_idle=before is not None and before.drawn and before.launched.done(),
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ..protocol.config import EngineConfig, SchedulerLimits
-from ..scheduler.scheduler import Plan, Sequence
+from ..scheduler.scheduler import Plan, Scheduler
 
 MIN_TOKENS = 16
 """Tokens of prompts in each step, however long they take: every prompt comes to its end."""
@@ -18,7 +18,7 @@ DECODE_STEPS = 4
 ALONE_S = 1.0
 """Bound of a step with prompts beside which nobody waits: it is to be told from one that hangs."""
 SHARED_S = 60.0
-"""Time after several tenants ran at once in which another one's first token is expected to wait for a step."""
+"""Time after several tenants were there at once in which another one's first token is expected to wait for a step."""
 ALONE_TOKENS = 512
 """Tokens of prompts in such a step, until a chunk of half the size has been measured."""
 _AIM = 0.9
@@ -149,13 +149,14 @@ class StepSize:
         self._read_at = -math.inf  # when the plans before were
         self._shared_until = -math.inf
 
-    def prompt_tokens(self, running: list[Sequence], now: float, *, any_waiting: bool) -> int:
-        """Tokens of prompts at most in the next step."""
+    def prompt_tokens(self, scheduler: Scheduler, now: float) -> int:
+        """Tokens of prompts at most in the next step of `scheduler`."""
+        running = scheduler.running
         decoding = [sequence for sequence in running if sequence.num_uncomputed <= 1]
         contexts = [sequence.num_computed for sequence in running if sequence.num_uncomputed > 1]
-        if not (contexts or any_waiting):
+        if not (contexts or scheduler.waiting.lines):
             return self._with_memory
-        if any(sequence.tenant != running[0].tenant for sequence in running):
+        if scheduler.contested:
             self._shared_until = now + SHARED_S
         if now >= self._shared_until and all(sequence.score is not None for sequence in decoding):
             step_s, first = max(ALONE_S, self._step_s or 0.0), ALONE_TOKENS
