@@ -111,7 +111,9 @@ class Engine:
             config, info, tokenizer, grammars, self.counters, trees=runner.trees, wake=lambda: self.wake()
         )
         self._masks = MaskStage(info.vocab_size, self._scheduler, mask_patience_s)
-        self._drafts = DraftStage(config, runner, self._scheduler, self.counters, grammars.tokens.vocabulary.tokens)
+        self._drafts = DraftStage(
+            config, runner, self._scheduler, self.counters, self._size.times, grammars.tokens.vocabulary.tokens
+        )
         self._checks = Checks(grammars.check, lambda: self.wake())
         self._live: dict[str, Generation] = {}
         self._passes = _Passes()
@@ -368,8 +370,8 @@ class Engine:
             self._drafts.observe(plan, advances, self._clock() - flight.started)
             self.counters.steps += 1
             self.counters.computed_tokens += plan.num_tokens
+        self._size.observe(flight.plans, flight.started, self._clock())
         self._drafts.propose(flight.plans[-1], flight.generations)
-        self._size.observe(flight.plans, flight.started, now)
         seconds = self._clock() - flight.started
         self.counters.seconds["step"] += seconds
         if self._runner.overlaps:

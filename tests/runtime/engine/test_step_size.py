@@ -187,8 +187,8 @@ def scheduler(running: list[Sequence], *, any_waiting: bool) -> Scheduler:
 def step_size(**settings: Any) -> StepSize:
     size = StepSize(EngineConfig(**settings), SchedulerLimits(max_batch_tokens=512))
     for _ in range(5):
-        pass_over(size._times, cpu, 8, 0)
-        pass_over(size._times, cpu, 8, 512, 500)
+        pass_over(size.times, cpu, 8, 0)
+        pass_over(size.times, cpu, 8, 512, 500)
     return size
 
 
@@ -200,8 +200,8 @@ def test_prompts_that_nobody_waits_beside_get_all(running: list[Sequence]) -> No
 def test_a_tenant_that_was_there_lately_is_not_made_to_wait_for_a_long_step() -> None:
     size = StepSize(EngineConfig(), SchedulerLimits(max_batch_tokens=4096))
     for num_tokens in (512, 1024, 2048, 4096):
-        pass_over(size._times, cpu, 8, 0)
-        pass_over(size._times, cpu, 0, num_tokens, 500)
+        pass_over(size.times, cpu, 8, 0)
+        pass_over(size.times, cpu, 0, num_tokens, 500)
     other = sequence(1000, 100, namespace="other/salt")
     alone = size.prompt_tokens(scheduler([PROMPT], any_waiting=True), 0.0)
     assert size.prompt_tokens(scheduler([PROMPT, sequence(1000, 0)], any_waiting=True), 0.5) == alone
@@ -230,8 +230,8 @@ def test_a_bound_that_decoding_alone_passes_leaves_prompts_a_little() -> None:
 def test_by_default_the_bound_is_four_steps_of_what_decodes() -> None:
     size = StepSize(EngineConfig(), SchedulerLimits(max_batch_tokens=512))
     for _ in range(5):
-        pass_over(size._times, cpu, 200, 0)
-        pass_over(size._times, cpu, 200, 512, 500)
+        pass_over(size.times, cpu, 200, 0)
+        pass_over(size.times, cpu, 200, 512, 500)
     tokens = size.prompt_tokens(scheduler([*[DECODING] * 200, PROMPT], any_waiting=False), 0.0)
     seconds = cpu(200, tokens, tokens * (100 + tokens / 2))
     assert 0.3 < seconds < 1.1 * 4 * cpu(200, 0, 0)
@@ -259,9 +259,9 @@ def test_a_pass_that_waited_for_the_one_before_counts_from_there(num_steps: int)
     )
     for index in range(20):
         size.observe(plans, launched_at=10.0 + 0.05 * (index - 1), read_at=10.0 + 0.05 * index)
-    assert size._times.decode_s(1) == pytest.approx(0.05 / num_steps)
+    assert size.times.decode_s(1) == pytest.approx(0.05 / num_steps)
     size.observe(plans, launched_at=99.0, read_at=99.0 + 0.05)  # after a rest, which is no time of a pass
-    assert size._times.decode_s(1) == pytest.approx(0.05 / num_steps)
+    assert size.times.decode_s(1) == pytest.approx(0.05 / num_steps)
 
 
 # In an engine
