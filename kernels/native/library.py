@@ -17,8 +17,8 @@ ALIGNMENT = 64
 BITS4, BITS8, MINIMUM, WIDE, HADAMARD = 0, 1, 2, 4, 128
 """Parts of a weight's format; source/linear/tiles.h says what they mean."""
 
-GREEDY, SCORE, TARGET = 1, 2, 4
-"""Parts of what `Draw.asks`: the likeliest token instead of a draw, log-probabilities, and nothing but these."""
+SCORE, TARGET = 1, 2
+"""Parts of what `Draw.asks` beside a token: log-probabilities, and nothing but these."""
 
 MAX_LIKELIEST = 20
 """Tokens of a row that log-probabilities can be asked for."""
@@ -123,8 +123,9 @@ class Draw(ctypes.Structure):
     """bough_draw."""
 
     _fields_ = (
-        ("bits", ctypes.c_uint64),
-        ("temperature", ctypes.c_float),
+        ("seed", ctypes.c_uint64),
+        ("position", ctypes.c_int64),
+        ("temperature", ctypes.c_double),
         ("top_p", ctypes.c_float),
         ("min_p", ctypes.c_float),
         ("top_k", ctypes.c_int32),
@@ -139,7 +140,6 @@ class Draw(ctypes.Structure):
         ("raw_top", ctypes.c_float),
         ("final", ctypes.c_float),
         ("final_top", ctypes.c_float),
-        ("unused", ctypes.c_int32),
         ("raw_sum", ctypes.c_double),
         ("final_sum", ctypes.c_double),
     )

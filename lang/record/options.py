@@ -9,8 +9,7 @@ from typing import Any, TypedDict, TypeVar
 
 from ...constrain.spec import GrammarSpec
 from ...runtime.protocol.errors import RequestError, did_you_mean
-from ...runtime.protocol.sampling_params import SamplingParams
-from ...runtime.sampler.seeds import derive
+from ...runtime.protocol.sampling_params import SamplingParams, derive
 
 Word = TypeVar("Word", bound=Callable[..., Any])
 

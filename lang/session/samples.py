@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...runtime.sampler.seeds import derive
+from ...runtime.protocol.sampling_params import derive
 from ..diagnostics.errors import ProgramError
 from ..diagnostics.source_lines import caller
 from ..record.expression import Expression, Generate, Series, items_of

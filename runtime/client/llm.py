@@ -18,8 +18,7 @@ from ..protocol.config import EngineConfig, our_value
 from ..protocol.counters import EngineStats
 from ..protocol.errors import RequestError, to_exception
 from ..protocol.request import FinishReason, Request, RequestOutput, TokenLogprob, Usage
-from ..protocol.sampling_params import SamplingParams
-from ..sampler.seeds import derive
+from ..protocol.sampling_params import SamplingParams, derive
 
 Prompt = str | Sequence[int] | dict[str, Any]
 Messages = Sequence[dict[str, Any]]

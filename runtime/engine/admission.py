@@ -17,10 +17,10 @@ from ..protocol.config import EngineConfig
 from ..protocol.counters import Counters, ModelInfo
 from ..protocol.errors import EngineStoppedError, ErrorInfo, RequestError, to_info
 from ..protocol.request import Request, RequestOutput
+from ..protocol.sampling_params import derive
 from ..protocol.stop_pattern import PatternSearch, StopPattern
-from ..sampler.seeds import derive
-from ..scheduler.places import Places
 from ..scheduler.scheduler import Scoring, Sequence, Standing
+from ..scheduler.tenants import Places
 from ..scheduler.token_tree import TreeLayout
 from ..tokenizer.tokenizer import Tokenizer
 from .detokenizer import Detokenizer
@@ -222,10 +222,6 @@ class Admission:
     @property
     def any_compiled(self) -> bool:
         return any(compiling.done for compiling in self.compiling.values())
-
-    def first_deadline(self, live: Mapping[str, Generation]) -> float:
-        """The first deadline of what is being compiled; infinite if there is none."""
-        return min((live[request_id].sequence.standing.deadline for request_id in self.compiling), default=math.inf)
 
 
 def _check_request(request: Request, info: ModelInfo) -> int:

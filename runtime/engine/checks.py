@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 
@@ -54,11 +53,6 @@ class Checks:
     def drop(self, generation: Generation) -> bool:
         """Forgets the check of `generation`; False if there is none."""
         return self.under_way.pop(generation, None) is not None
-
-    @property
-    def first_deadline(self) -> float:
-        """The first deadline of one of their requests; infinite if there is none."""
-        return min((generation.sequence.standing.deadline for generation in self.under_way), default=math.inf)
 
     def take_late(self, now: float) -> Iterator[tuple[Generation, RequestOutput]]:
         """The last events of those whose time is over before they have been checked."""

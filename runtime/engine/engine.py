@@ -111,7 +111,9 @@ class Engine:
             config, info, tokenizer, grammars, self.counters, trees=runner.trees, wake=lambda: self.wake()
         )
         self._masks = MaskStage(info.vocab_size, self._scheduler, mask_patience_s)
-        self._drafts = DraftStage(config, runner, self._scheduler, self.counters, grammars.tokens.vocabulary.tokens)
+        self._drafts = DraftStage(
+            config, runner, self._scheduler, self.counters, self._size.times, grammars.tokens.vocabulary.tokens
+        )
         self._checks = Checks(grammars.check, lambda: self.wake())
         self._live: dict[str, Generation] = {}
         self._passes = _Passes()
@@ -166,7 +168,8 @@ class Engine:
     def sleep_s(self) -> float | None:
         """Seconds that an idle engine may sleep if nothing happens: until the first deadline of what is compiled, or
         checked. None: there is none."""
-        first = min(self._admission.first_deadline(self._live), self._checks.first_deadline)
+        held = (*(self._live[request_id] for request_id in self._admission.compiling), *self._checks.under_way)
+        first = min((generation.sequence.standing.deadline for generation in held), default=math.inf)
         return None if first == math.inf else max(first - self._clock(), 0.0)
 
     def wait_for_grammar(self, timeout_s: float) -> None:
@@ -231,8 +234,7 @@ class Engine:
         launched: who hears of them may end others that are planned, and what these were to compute would be published.
         """
         scheduler = self._scheduler
-        prompt_tokens = self._size.prompt_tokens(scheduler.running, now, any_waiting=bool(scheduler.waiting))
-        plan = scheduler.schedule(now, prompt_tokens)
+        plan = scheduler.schedule(now, self._size.prompt_tokens(scheduler, now))
         for sequence in plan.expired:
             generation = self._live.get(sequence.id)
             if generation is not None:
@@ -300,7 +302,7 @@ class Engine:
     def _steps_ahead(self, before: _LaunchedSteps | None) -> int:
         return self._size.num_steps(
             self._runner.max_steps,
-            anybody_waits=bool(self._scheduler.waiting or self._admission.compiling),
+            anybody_waits=bool(self._scheduler.waiting.lines or self._admission.compiling),
             found_idle=before is not None and before.drawn and before.launched.done(),
         )
 
@@ -368,8 +370,8 @@ class Engine:
             self._drafts.observe(plan, advances, self._clock() - flight.started)
             self.counters.steps += 1
             self.counters.computed_tokens += plan.num_tokens
+        self._size.observe(flight.plans, flight.started, self._clock())
         self._drafts.propose(flight.plans[-1], flight.generations)
-        self._size.observe(flight.plans, flight.started, now)
         seconds = self._clock() - flight.started
         self.counters.seconds["step"] += seconds
         if self._runner.overlaps:

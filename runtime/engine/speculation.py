@@ -20,6 +20,7 @@ from ..protocol.request import Request
 from ..runner.runner import PassRunner
 from ..scheduler.scheduler import Advance, Plan, Scheduler, Work
 from .generation import Generation
+from .step_size import FIXED_ROWS, PassTimes
 
 logger = logging.getLogger("bough.engine")
 
@@ -35,9 +36,6 @@ MAX_SPECULATED = 16
 """In one pass and sequence."""
 _MARGIN = 1.3
 """The gain that a draft must promise beyond the cost of its row: looking for it and estimating wrongly cost as well."""
-_FIXED_ROWS = 16.0
-"""Before it is measured, what a pass costs whatever its rows, in rows."""
-_PRIOR_WEIGHT = 50.0
 _CHANCES = dict(zip(SIZES, (0.8, 0.3), strict=True))
 """Before they are measured, by how many tokens a place was found with. A sequence begins with half of it at least."""
 _BEST_CHANCE = 0.97
@@ -72,7 +70,7 @@ hold: keys, quotation marks, brackets, commas, colons and whitespace. Digits of 
 
 
 class DraftStage:
-    """Proposes drafts for the sequences of a scheduler. `texts` are the bytes of each token.
+    """Proposes drafts for the sequences of a scheduler. `times` tell what a row costs, `texts` are tokens' bytes.
 
     Drafts change how many tokens a pass gives, never which ones.
     """
@@ -83,6 +81,7 @@ class DraftStage:
         runner: PassRunner,
         scheduler: Scheduler,
         counters: Counters,
+        times: PassTimes,
         texts: Sequence[bytes | None],
     ) -> None:
         self.skeletons = Skeletons(texts)
@@ -90,7 +89,7 @@ class DraftStage:
         self._jumps = config.jump_forward
         self._speculates = config.speculation == "auto" and runner.exact and not runner.overlaps
         self._draws_ahead = runner.max_steps > 1
-        self._costs, self._experience = PassCosts(), Experience(counters)
+        self._worth, self._experience = Worth(times), Experience(counters)
         self._speculations: dict[Generation, Speculation] = {}
 
     def begin(self, generation: Generation) -> None:
@@ -111,13 +110,13 @@ class DraftStage:
             generation.speculated = ()
 
     def observe(self, plan: Plan, advances: Sequence[Advance], seconds: float) -> None:
-        """Learns from a pass, read `seconds` after its launch began, what rows cost."""
+        """Learns from a pass, taken in `seconds` after its launch began, what passes give."""
         if self._speculates and all(work.samples and work.num_tokens == 1 + len(work.drafts) for work in plan.work):
-            self._costs.observe(plan.num_tokens, sum(len(advance.tokens) for advance in advances), seconds)
+            self._worth.observe(sum(len(advance.tokens) for advance in advances), seconds)
 
     def propose(self, plan: Plan, generations: Sequence[Generation]) -> None:
         """Gives the sequences of `plan`, which has been read, their drafts for the next step."""
-        price = self._costs.price(len(self._scheduler.running)) if self._speculates else 1.0
+        price = self._worth.price(len(self._scheduler.running)) if self._speculates else 1.0
         for work, generation in zip(plan.work, generations, strict=True):
             if work.samples and work.live and not work.sequence.blocked:
                 self._scheduler.propose(work.sequence, self._drafts(generation, price))
@@ -202,48 +201,28 @@ class Repeats:
         self.num_known = max(count, self.num_known)
 
 
-class PassCosts:
-    """Seconds of a pass as a line over its rows, and the tokens a second that passes gave, both from those seen lately.
+class Worth:
+    """The chance at which a draft is worth its row: what the row's time, by `times`, gives otherwise.
 
     Only how many rows are computed depends on it, never what is drawn.
     """
 
-    def __init__(self) -> None:
-        self._weight = self._rows = self._seconds = 0.0  # means
-        self._spread = self._slope_seen = 0.0  # of the rows, and of the seconds along with them: sums
-        self._tokens_lately = self._seconds_lately = 0.0
+    def __init__(self, times: PassTimes) -> None:
+        self._times = times
+        self._tokens = self._seconds = 0.0  # of the last passes
 
-    def observe(self, num_rows: int, num_tokens: int, seconds: float) -> None:
+    def observe(self, num_tokens: int, seconds: float) -> None:
         """A pass of decoding sequences alone gave `num_tokens`."""
-        if self._weight > 8.0:  # something else had the processor
-            seconds = min(seconds, 4.0 * self._pass_s(num_rows))
-        decay = 0.995
-        self._weight = decay * self._weight + 1.0
-        away, late = num_rows - self._rows, seconds - self._seconds
-        self._rows += away / self._weight
-        self._seconds += late / self._weight
-        self._spread = decay * self._spread + away * (num_rows - self._rows)
-        self._slope_seen = decay * self._slope_seen + away * (seconds - self._seconds)
-        self._tokens_lately = 0.8 * self._tokens_lately + num_tokens
-        self._seconds_lately = 0.8 * self._seconds_lately + seconds
+        self._tokens = 0.8 * self._tokens + num_tokens
+        self._seconds = 0.8 * self._seconds + seconds
 
     def price(self, num_sequences: int) -> float:
-        """The chance at which a draft is worth its row, where so many sequences draw: what its time gives otherwise."""
-        rows = max(num_sequences, 1)
-        if self._seconds <= 0.0:
-            return _MARGIN * rows / (_FIXED_ROWS + rows)
-        rate = self._tokens_lately / self._seconds_lately if self._seconds_lately > 0.0 else 0.0
-        return _MARGIN * self._row_s * max(rows / self._pass_s(rows), rate)
-
-    @property
-    def _row_s(self) -> float:
-        expected = self._seconds / (_FIXED_ROWS + self._rows)
-        slope = (self._slope_seen + _PRIOR_WEIGHT * expected) / (self._spread + _PRIOR_WEIGHT)
-        return min(max(slope, expected / 4), self._seconds / self._rows)
-
-    def _pass_s(self, num_rows: int) -> float:
-        row_s = self._row_s
-        return max(self._seconds + row_s * (num_rows - self._rows), row_s * num_rows)
+        """That chance where so many sequences draw."""
+        rows, row_s = max(num_sequences, 1), self._times.row_s
+        if row_s <= 0.0:
+            return _MARGIN * rows / (FIXED_ROWS + rows)
+        rate = self._tokens / self._seconds if self._seconds > 0.0 else 0.0
+        return _MARGIN * row_s * max(rows / self._times.decode_s(rows), rate)
 
 
 class Experience:

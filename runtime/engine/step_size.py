@@ -1,11 +1,14 @@
-"""Size of the next step: tokens of prompts beside what decodes, by measured times; decode steps launched at once."""
+"""Size of the next step: tokens of prompts beside what decodes, by measured times; decode steps launched at once.
+
+What passes take is learned here, once for all: drafts are priced by it, too (`speculation`).
+"""
 
 from __future__ import annotations
 
 import math
 
 from ..protocol.config import EngineConfig, SchedulerLimits
-from ..scheduler.scheduler import Plan, Sequence
+from ..scheduler.scheduler import Plan, Scheduler
 
 MIN_TOKENS = 16
 """Tokens of prompts in each step, however long they take: every prompt comes to its end."""
@@ -18,7 +21,7 @@ DECODE_STEPS = 4
 ALONE_S = 1.0
 """Bound of a step with prompts beside which nobody waits: it is to be told from one that hangs."""
 SHARED_S = 60.0
-"""Time after several tenants ran at once in which another one's first token is expected to wait for a step."""
+"""Time after several tenants were there at once in which another one's first token is expected to wait for a step."""
 ALONE_TOKENS = 512
 """Tokens of prompts in such a step, until a chunk of half the size has been measured."""
 _AIM = 0.9
@@ -27,9 +30,13 @@ _GROWTH = 2
 """Times the largest chunk measured that the next may have: a line is not followed far beyond what it rests on."""
 _DECAY = 0.9
 """Part that a measurement has of the weight of the next one: machines change, and what runs beside."""
+_ROW_DECAY = 0.995
+"""The same for what a row costs, which shows only where passes of different sizes follow each other."""
+_ROW_PRIOR = 50.0
+"""Weight of what a row is thought to cost before that has shown: of so many passes that are a row apart."""
 _OUTLIER = 3.0
 """Times what is expected that a measurement counts for at most; and the part of it that it counts for at least."""
-_FIXED_ROWS = 16.0
+FIXED_ROWS = 16.0
 """Rows that a pass costs beside its own, where that has not shown."""
 _CONTEXT = 4096.0
 """Tokens of context that cost a token as much as all the rest, where that has not shown."""
@@ -37,6 +44,41 @@ _PASS_S = 1.0
 """Seconds that a pass is expected to take before one has been measured: on a slow machine, the first is the slowest."""
 _TOKEN_S = 0.02
 """Seconds that a token of a prompt is expected to take before a chunk of half the size has been measured."""
+
+
+class Decoding:
+    """Seconds of passes that only decode, as a line over their rows.
+
+    Its level is that of the last passes; its slope, what a row costs, is seen in how many passes differed from those
+    just before them, and rests on far more.
+    """
+
+    def __init__(self) -> None:
+        self.weight = 0.0
+        self._rows = self._seconds = 0.0  # means
+        self._spread = self._slope_seen = 0.0  # of the rows, and of the seconds along with them: sums
+
+    def observe(self, num_rows: int, seconds: float) -> None:
+        self.weight = self.weight * _DECAY + 1.0
+        away, late = num_rows - self._rows, seconds - self._seconds
+        self._rows += away / self.weight
+        self._seconds += late / self.weight
+        self._spread = self._spread * _ROW_DECAY + away * (num_rows - self._rows)
+        self._slope_seen = self._slope_seen * _ROW_DECAY + away * (seconds - self._seconds)
+
+    @property
+    def row_s(self) -> float:
+        """Seconds that a row costs; 0 while no pass has been seen."""
+        if not self.weight:
+            return 0.0
+        expected = self._seconds / (FIXED_ROWS + self._rows)
+        slope = (self._slope_seen + _ROW_PRIOR * expected) / (self._spread + _ROW_PRIOR)
+        return min(max(slope, expected / 4), self._seconds / self._rows)
+
+    def at(self, num_rows: int) -> float:
+        """Seconds expected; 0 while no pass has been seen."""
+        row_s = self.row_s
+        return max(self._seconds + row_s * (num_rows - self._rows), row_s * num_rows)
 
 
 class Line:
@@ -81,32 +123,35 @@ class PassTimes:
     """Seconds of a pass by its rows that decode, its tokens of prompts and their contexts, learned from those before.
 
     A pass of r rows, drafts included, and n tokens of prompts after c others takes f + r * d seconds, and
-    n * t + n * (c + n / 2) * p beside. None of f, d, t, p is negative, so that more takes no less. What decodes is
-    learned from passes that do nothing else, the rest from how much longer others take. One measurement counts for a
-    bounded factor of what was expected.
+    n * t + n * (c + n / 2) * p beside. More takes no less. What decodes is learned from passes that do nothing else,
+    the rest from how much longer others take. One measurement counts for a bounded factor of what was expected.
     """
 
     def __init__(self) -> None:
-        self._decoding = Line(_FIXED_ROWS)
+        self._decoding = Decoding()
         self._chunks = Line(_CONTEXT)
         self._largest = FIRST_TOKENS // _GROWTH
 
     def observe(self, num_rows: int, num_tokens: int, num_pairs: float, seconds: float) -> None:
         """Takes in a pass of `num_tokens` of prompts, which see `num_pairs` tokens in all, beside `num_rows`."""
         decode_s = self.decode_s(num_rows)
-        line = self._chunks if num_tokens else self._decoding
-        if line.weight > 3.0:  # before, the line knows less than the measurement
+        if (self._chunks if num_tokens else self._decoding).weight > 3.0:  # before, it knows less than the measurement
             expected = decode_s + (self._chunks.at(num_tokens, num_pairs) if num_tokens else 0.0)
             seconds = min(max(seconds, expected / _OUTLIER), expected * _OUTLIER)
         if num_tokens:
             self._chunks.observe(num_tokens, num_pairs, max(seconds - decode_s, 0.02 * seconds), seconds)
             self._largest = max(self._largest, num_tokens)
         else:
-            self._decoding.observe(1.0, num_rows, seconds, seconds)
+            self._decoding.observe(num_rows, seconds)
 
     def decode_s(self, num_rows: int) -> float:
         """Seconds of a pass of rows that decode alone; 0 while none has been seen."""
-        return self._decoding.at(1.0, num_rows)
+        return self._decoding.at(num_rows)
+
+    @property
+    def row_s(self) -> float:
+        """Seconds that a row more costs a pass that decodes; 0 while none has been seen."""
+        return self._decoding.row_s
 
     def seconds(self, num_rows: int, num_tokens: int, num_pairs: float) -> float:
         """Seconds expected of a pass; a cautious guess where none like it has been measured."""
@@ -122,7 +167,7 @@ class PassTimes:
         `first` at most.
         """
         room = max(seconds - self.decode_s(num_rows), 0.0)
-        token_s = (self._chunks.u if self._chunks.weight else self._decoding.v) + self._chunks.v * context
+        token_s = (self._chunks.u if self._chunks.weight else self._decoding.row_s) + self._chunks.v * context
         pair_s = self._chunks.v / 2
         most = max(_GROWTH * self._largest, first)
         if most * (token_s + pair_s * most) <= room:
@@ -142,28 +187,29 @@ class StepSize:
     def __init__(self, config: EngineConfig, limits: SchedulerLimits) -> None:
         self._step_s = None if config.max_step_ms is None else config.max_step_ms / 1000
         self._limits = limits
-        self._times = PassTimes()
+        self.times = PassTimes()
         self.under_way_s = 0.0
         self._with_memory = limits.max_batch_tokens
         self._num_steps = 1
         self._read_at = -math.inf  # when the plans before were
         self._shared_until = -math.inf
 
-    def prompt_tokens(self, running: list[Sequence], now: float, *, any_waiting: bool) -> int:
-        """Tokens of prompts at most in the next step."""
+    def prompt_tokens(self, scheduler: Scheduler, now: float) -> int:
+        """Tokens of prompts at most in the next step of `scheduler`."""
+        running = scheduler.running
         decoding = [sequence for sequence in running if sequence.num_uncomputed <= 1]
         contexts = [sequence.num_computed for sequence in running if sequence.num_uncomputed > 1]
-        if not (contexts or any_waiting):
+        if not (contexts or scheduler.waiting.lines):
             return self._with_memory
-        if any(sequence.tenant != running[0].tenant for sequence in running):
+        if scheduler.contested:
             self._shared_until = now + SHARED_S
         if now >= self._shared_until and all(sequence.score is not None for sequence in decoding):
             step_s, first = max(ALONE_S, self._step_s or 0.0), ALONE_TOKENS
         else:
-            step_s = self._step_s or max(STEP_S, DECODE_STEPS * self._times.decode_s(len(decoding)))
+            step_s = self._step_s or max(STEP_S, DECODE_STEPS * self.times.decode_s(len(decoding)))
             first = FIRST_TOKENS
         num_rows = sum(1 + len(sequence.drafts) for sequence in decoding)
-        fitting = self._times.tokens_within(_AIM * step_s, num_rows, max(contexts, default=0), first)
+        fitting = self.times.tokens_within(_AIM * step_s, num_rows, max(contexts, default=0), first)
         return min(max(fitting, MIN_TOKENS), self._with_memory)
 
     def num_steps(self, most: int, *, anybody_waits: bool, found_idle: bool) -> int:
@@ -176,13 +222,13 @@ class StepSize:
 
     def expected_s(self, plans: list[Plan]) -> float:
         """Seconds that plans of the same sequences are expected to take, each after the one before."""
-        return len(plans) * self._times.seconds(*_size(plans[0]))
+        return len(plans) * self.times.seconds(*_size(plans[0]))
 
     def observe(self, plans: list[Plan], launched_at: float, read_at: float) -> None:
         """Learns from plans of the same sequences that were launched at once, each in the place of the one before."""
         seconds = (read_at - max(launched_at, self._read_at)) / len(plans)
         self._read_at = read_at
-        self._times.observe(*_size(plans[0]), seconds)
+        self.times.observe(*_size(plans[0]), seconds)
         if self._with_memory < self._limits.max_batch_tokens:
             self._with_memory = min(self._with_memory + self._with_memory // 8 + 1, self._limits.max_batch_tokens)
 

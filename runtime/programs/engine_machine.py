@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -16,8 +16,7 @@ from ..engine.engine import Engine
 from ..protocol.errors import BoughError, EngineError, ErrorInfo, RequestError, to_info
 from ..protocol.program import CallTools, Delta, Gen, Piece, Select, Use, Value
 from ..protocol.request import SAMPLED, UNUSED, Request, RequestOutput, Timings, TokenLogprob, Usage
-from ..protocol.sampling_params import SamplingParams
-from ..sampler.seeds import derive, derive_again
+from ..protocol.sampling_params import SamplingParams, derive, derive_again
 from ..scheduler.token_tree import ChoiceTree, plant
 from ..tokenizer.tokenizer import LONG_TEXT, Tokenizer
 from ..tools.arguments import read_arguments
@@ -40,15 +39,13 @@ from .tokens import (
     keep_text,
     knows_turns,
     open_message,
+    texts_of,
 )
 from .tool_turns import append_results, form_of, offered
 from .tool_uses import ToolUses
-from .validate import MAX_CHOICES
+from .validate import MAX_CHOICES, check_choices
 
 logger = logging.getLogger("bough.engine")
-
-MAX_CHOICE_CHARS = 1 << 17
-"""Characters of all choices of a select."""
 
 MAX_CHOICE_TOKENS = 1 << 15
 """Tokens of all choices of a select."""
@@ -84,12 +81,12 @@ class EngineMachine:
 
     def expire(self) -> None:
         """Fails the tool calls whose time is over."""
-        if self._tools is not None:
+        if self._tools is not None and self._tools.under_way:
             self._tools.expire()
 
     def sleep_s(self) -> float | None:
         """Seconds until `expire` has something to do; None: there is nothing to wait for."""
-        return None if self._tools is None else self._tools.sleep_s()
+        return self._tools.sleep_s() if self._tools is not None and self._tools.under_way else None
 
     def close(self) -> None:
         if self._encodings is not None:
@@ -342,7 +339,7 @@ class GenCall:
             usage=finish.usage,
             timings=finish.timings,
             logprobs=tuple(first.logprobs) if self._op.sampling.logprobs is not None else None,
-            token_texts=_texts(self._tokenizer, first.logprobs) if self._op.sampling.logprobs is not None else {},
+            token_texts=texts_of(self._tokenizer, first.logprobs) if self._op.sampling.logprobs is not None else {},
             samples=tuple(sample.text for sample in self._samples) if len(self._samples) > 1 else None,
             constraint=finish.constraint,
             turn=self._turn,
@@ -433,7 +430,7 @@ class SelectCall:
             probabilities=probabilities(scores),
             scores=tuple(scores),
             choice_logprobs=tuple(map(tuple, self._conditional)),
-            token_texts=_texts(self._tokenizer, chain.from_iterable(self._conditional)),
+            token_texts=texts_of(self._tokenizer, chain.from_iterable(self._conditional)),
             turn=self._branch.turns[self._op.name],
         )
         return Result(value, list(self._choices[best]), (SAMPLED,) * len(self._choices[best]))
@@ -441,25 +438,6 @@ class SelectCall:
 
 def _values(choices: Sequence[Sequence[TokenLogprob]]) -> list[list[float]]:
     return [[entry.logprob for entry in entries] for entries in choices]
-
-
-def _texts(tokenizer: Tokenizer, entries: Iterable[TokenLogprob]) -> dict[int, str]:
-    """Returns the text of each token, and of its alternatives."""
-    tokens = list({token for entry in entries for token in (entry.token, *(other for other, _ in entry.top))})
-    pieces = tokenizer.pieces(tokens, skip_special_tokens=False)
-    return {token: piece.decode(errors="replace") for token, piece in zip(tokens, pieces, strict=True)}
-
-
-def _check_choices(choices: Sequence[str]) -> None:
-    """Raises RequestError: there are none or too many, or an empty one, or all together are too long."""
-    if not choices or not all(choices):
-        raise RequestError("a select needs choices, and none of them may be empty", param="choices")
-    if len(choices) > MAX_CHOICES:
-        raise RequestError(f"a select may have {MAX_CHOICES} choices at most", param="choices")
-    num_chars = sum(map(len, choices))
-    if num_chars > MAX_CHOICE_CHARS:
-        message = f"the choices of a select have {num_chars} characters, but {MAX_CHOICE_CHARS} is the limit"
-        raise RequestError(message, param="choices")
 
 
 @dataclass(eq=False, slots=True)
@@ -486,7 +464,7 @@ class _Flight:
         self.kept.clear()
         if text:
             logprobs = self.call.untold()
-            texts = _texts(tokenizer, logprobs) if logprobs else {}
+            texts = texts_of(tokenizer, logprobs) if logprobs else {}
             self.run.listener(Delta(self.frame.branch.id, self.op.name, text, logprobs, texts))
 
 
@@ -541,7 +519,7 @@ class ModelCalls:
                 param="ops",
             )
         if isinstance(frame.op, Select):
-            _check_choices(frame.op.choices)
+            check_choices(frame.op.choices)
 
     def _encode_choices(self, frame: Frame, op: Select, begun: _UnfinishedCall) -> bool:
         """Encodes the choices; false if it waits for a long one, which is encoded beside the engine."""
@@ -638,11 +616,13 @@ class ModelCalls:
             if not run.program.deltas and branch.origin.attempts == flight.attempts:
                 flight.send_text(self._engine.tokenizer)
             return
-        with flight.frame.contained():
+        try:
             if continues and output.cached_tokens is not None:
                 self.send_appended(run, content_of(branch), output.cached_tokens)
             flight.kept.append(flight.call.take(index, output))
             self._take(flight, output)
+        except Exception as error:  # noqa: BLE001  the instruction ends with it
+            flight.frame.fail(error)
 
     def _take(self, flight: _Flight, output: RequestOutput) -> None:
         frame, run, branch = flight.frame, flight.run, flight.frame.branch
@@ -667,9 +647,7 @@ class ModelCalls:
         branch, content = frame.branch, content_of(frame.branch)
         frame.state.add_tokens(len(result.tokens), branch)
         frame.state.add_values(1, branch)
-        content.tokens.cut(content.length - result.num_taken_back)
-        content.tokens.extend(result.tokens)
-        content.append_text(value.text)
+        content.append_generated(result.tokens, value.text, result.num_taken_back)
         branch.keep(value.name, value.text)
         frame.run.listener(value)
         if frame.run.program.trace:

@@ -7,7 +7,6 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
@@ -575,16 +574,13 @@ class Frame:
     def failed(self, info: ErrorInfo) -> None:
         self.outcome.failed(self, info)
 
-    @contextmanager
-    def contained(self) -> Iterator[None]:
-        """Has the instruction fail if there is an exception."""
-        try:
-            yield
-        except BoughError as error:
+    def fail(self, error: Exception) -> None:
+        """Has the instruction fail by an exception, which is a bug unless it is a BoughError."""
+        if isinstance(error, BoughError):
             self.failed(to_info(error))
-        except Exception:
-            logger.exception("an instruction of program %s failed", self.state.id)
-            self.failed(ErrorInfo(code="internal_error", message="the instruction failed"))
+            return
+        logger.error("an instruction of program %s failed", self.state.id, exc_info=error)
+        self.failed(ErrorInfo(code="internal_error", message="the instruction failed"))
 
 
 # What is still to do

@@ -6,7 +6,7 @@ import codecs
 import contextlib
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from ...constrain.workers.turns import Turns
 from ...radix import tenant_of
 from ..protocol.errors import EngineStoppedError, OverloadedError, RequestError
-from ..protocol.request import CACHED, PREFILLED
+from ..protocol.request import CACHED, PREFILLED, TokenLogprob
 from ..tokenizer.chat_template import Turn
 from ..tokenizer.tokenizer import Tokenizer
 from .shared import Shared
@@ -125,6 +125,12 @@ class TokenContent:
     def append_text(self, text: str) -> None:
         self.texts.append(text)
         self.num_chars += len(text)
+
+    def append_generated(self, tokens: list[int], text: str, num_taken_back: int) -> None:
+        """Appends what a call has generated, in the place of the last `num_taken_back` tokens, which it begins with."""
+        self.tokens.cut(len(self.tokens) - num_taken_back)
+        self.tokens.extend(tokens)
+        self.append_text(text)
 
     def place(self) -> Snapshot:
         lengths = len(self.tokens), len(self.texts), len(self.roles)
@@ -318,6 +324,13 @@ def keep_text(tokens: list[int], text: str, tokenizer: Tokenizer, *, skip_specia
     return tokens[:kept] + (tokenizer.encode(rest) if rest else [])
 
 
+def texts_of(tokenizer: Tokenizer, entries: Iterable[TokenLogprob]) -> dict[int, str]:
+    """Returns the text of each token, and of its alternatives."""
+    tokens = list({token for entry in entries for token in (entry.token, *(other for other, _ in entry.top))})
+    pieces = tokenizer.pieces(tokens, skip_special_tokens=False)
+    return {token: piece.decode(errors="replace") for token, piece in zip(tokens, pieces, strict=True)}
+
+
 # Texts to encode
 
 
@@ -439,5 +452,7 @@ class Encodings:
             return
         frame, _, take = flight
         frame.branch.running.discard(call.id)
-        with frame.contained():
+        try:
             take(future.result())
+        except Exception as error:  # noqa: BLE001  the instruction ends with it
+            frame.fail(error)

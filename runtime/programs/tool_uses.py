@@ -30,13 +30,16 @@ class _RunningTool:
 
 
 class ToolUses:
-    """Makes the tool calls of one engine. Lives in its thread, on which it is heard what they bring."""
+    """Makes the tool calls of one engine. Lives in its thread, on which it is heard what they bring.
+
+    under_way   by id
+    """
 
     def __init__(self, runner: ToolRunner, post: Post, clock: Callable[[], float]) -> None:
         self._runner = runner
         self._post = post
         self._clock = clock
-        self._flights: dict[str, _RunningTool] = {}
+        self.under_way: dict[str, _RunningTool] = {}
 
     def begin(
         self, frame: Frame, tool: ToolCall, arguments: dict[str, Any], timeout_s: float | None, returned: Returned
@@ -53,12 +56,12 @@ class ToolUses:
 
         owner = Owner.of(frame.state.namespace, frame.state.id)
         ticket = self._runner.start(tool, arguments, done, owner)
-        self._flights[call_id] = _RunningTool(frame, returned, ticket, now, limit_s)
+        self.under_way[call_id] = _RunningTool(frame, returned, ticket, now, limit_s)
         frame.branch.running.add(call_id)
 
     def stop(self, call_id: str) -> bool:
         """Leaves a call to itself; False if it is none of these."""
-        flight = self._flights.pop(call_id, None)
+        flight = self.under_way.pop(call_id, None)
         if flight is None:
             return False
         self._runner.abandon(flight.ticket)
@@ -67,26 +70,28 @@ class ToolUses:
     def expire(self) -> None:
         """Fails the calls whose time is over."""
         now = self._clock()
-        for call_id, flight in list(self._flights.items()):
-            if call_id in self._flights and now >= flight.end:
+        for call_id, flight in list(self.under_way.items()):
+            if call_id in self.under_way and now >= flight.end:
                 self.stop(call_id)
                 self._tell(flight, call_id, _late(flight, now))
 
     def sleep_s(self) -> float | None:
         """Seconds until the first of them is over; None: there is none."""
-        first = min((flight.end for flight in self._flights.values()), default=None)
+        first = min((flight.end for flight in self.under_way.values()), default=None)
         return None if first is None else max(first - self._clock(), 0.0)
 
     def _take(self, call_id: str, outcome: str | ErrorInfo) -> None:
-        flight = self._flights.pop(call_id, None)
+        flight = self.under_way.pop(call_id, None)
         if flight is None:  # nobody waits for it any more
             return
         self._tell(flight, call_id, outcome)
 
     def _tell(self, flight: _RunningTool, call_id: str, outcome: str | ErrorInfo) -> None:
         flight.frame.branch.running.discard(call_id)
-        with flight.frame.contained():
+        try:
             flight.returned(outcome)
+        except Exception as error:  # noqa: BLE001  the instruction ends with it
+            flight.frame.fail(error)
 
 
 def _late(flight: _RunningTool, now: float) -> ErrorInfo:

@@ -46,6 +46,9 @@ MAX_RETRIES = 16
 MAX_PATTERNS = 64
 MAX_STOP_PATTERNS = 16
 MAX_CHOICES = 1024
+MAX_CHOICE_CHARS = 1 << 17
+"""Characters of all choices of a select."""
+
 MAX_OFFERED = 128
 MAX_PARTS = 16_384
 """Parts of one instruction's text, arguments or condition. They are put together in one go."""
@@ -391,3 +394,15 @@ def _too_many(index: int, num_parts: str) -> RequestError:
 
 def _refused(message: str) -> RequestError:
     return RequestError(message, param="ops")
+
+
+def check_choices(choices: Sequence[str]) -> None:
+    """Raises RequestError: there are none or too many, or an empty one, or all together are too long."""
+    if not choices or not all(choices):
+        raise RequestError("a select needs choices, and none of them may be empty", param="choices")
+    if len(choices) > MAX_CHOICES:
+        raise RequestError(f"a select may have {MAX_CHOICES} choices at most", param="choices")
+    num_chars = sum(map(len, choices))
+    if num_chars > MAX_CHOICE_CHARS:
+        message = f"the choices of a select have {num_chars} characters, but {MAX_CHOICE_CHARS} is the limit"
+        raise RequestError(message, param="choices")

@@ -1,8 +1,9 @@
-"""Rules for choosing the tokens of a generation, and for ending it."""
+"""Rules for choosing the tokens of a generation, and for ending it; seeds made of a request's own."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -131,3 +132,34 @@ def _shown(value: float) -> str:
 def _at_most(name: str, values: object, limit: int) -> None:
     if len(values) > limit:  # type: ignore[arg-type]
         raise RequestError(f"{name} must have at most {limit} entries", param=name)
+
+
+# Seeds
+
+_WORD = (1 << 64) - 1
+
+
+def derive(seed: int, index: int) -> int:
+    """The seed of the `index`-th sample of a request (n > 1), or of a request without a seed of its own."""
+    return seed & _WORD if index == 0 else _mix((seed & _WORD) + index * 0xD1B54A32D192ED03)
+
+
+def derive_again(seed: int, attempts: Sequence[int], turn: int) -> int:
+    """The seed of a generation that is made once more, which is not to say the same again.
+
+    `attempts` are the numbers of times that its branch, and those that it descends from, were begun anew; `turn` is how
+    often a loop has made it before. The first time it is `seed` itself.
+    """
+    seed = derive(seed, turn << 16)
+    for depth, attempt in enumerate(attempts):
+        if attempt:
+            seed = derive(seed, (attempt << 32) + (depth << 40))
+    return seed
+
+
+def _mix(x: int) -> int:
+    """SplitMix64, by which samplers make random numbers of (seed, position), too: see kernels/sampling/reference.py."""
+    x = (x + 0x9E3779B97F4A7C15) & _WORD
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _WORD
+    return x ^ (x >> 31)

@@ -16,11 +16,11 @@ from ...kernels.native.threads import Threads
 from ...kernels.native.weights import aligned
 from ..protocol.request import TokenLogprob
 from .rows import Draws, Logits, Masks, Row
-from .seeds import random_bits
 
-_ROW = struct.Struct("=Q3f7i")
+_ROW = struct.Struct("=Qqd2f7i")
 """The part of bough_draw that a caller fills in."""
 _SIZE = ctypes.sizeof(native.Draw)
+_WORD = (1 << 64) - 1
 _ROWS, _EDIT = np.dtype(native.Draw), np.dtype(native.Edit)
 _NO_ROW = np.empty(0, np.int32)
 
@@ -87,9 +87,9 @@ def _fill(memory: bytearray, offset: int, row: Row, edits: _Edits) -> None:
     params, first = row.params, edits.num
     first_added = first
     if row.target is not None:
-        asks = native.TARGET | native.SCORE | native.GREEDY
+        asks = native.TARGET | native.SCORE
     else:
-        asks = (native.SCORE if params.logprobs is not None else 0) | (native.GREEDY if params.greedy else 0)
+        asks = native.SCORE if params.logprobs is not None else 0
         if params.repetition_penalty != 1.0 and row.seen:
             edits.add(np.asarray(row.seen), params.repetition_penalty)
             first_added = edits.num
@@ -103,7 +103,8 @@ def _fill(memory: bytearray, offset: int, row: Row, edits: _Edits) -> None:
     _ROW.pack_into(
         memory,
         offset,
-        0 if asks & native.GREEDY else random_bits(row.seed, row.position),
+        row.seed & _WORD,
+        row.position,
         params.temperature,
         params.top_p,
         params.min_p,

@@ -19,9 +19,8 @@ import msgspec
 
 from ...radix import EQUAL, Lease, PrefixCache, Weights, first_difference, tenant_of
 from ..protocol.config import SchedulerLimits
-from .tenant_shares import Service
+from .tenants import Service, Waiting
 from .token_tree import TreeLayout
-from .waiting import Waiting
 
 
 @dataclass(eq=False, slots=True)
@@ -72,6 +71,7 @@ class Sequence:
     epoch         counts what made planned steps void (put back to wait, a token replaced); their results are dropped
     num_cached    of these, found in the prefix cache when it was first admitted
     lease         its pages; None while it waits: a waiting sequence holds none
+    tenant        whose it is, by its namespace
     """
 
     id: str
@@ -89,17 +89,15 @@ class Sequence:
     epoch: int = 0
     num_cached: int | None = None
     lease: Lease | None = None
+    tenant: str = field(init=False)
 
     def __post_init__(self) -> None:
+        self.tenant = tenant_of(self.namespace)
         self.check()
 
     def check(self) -> None:
         """Asserts the invariant of the counts."""
         assert 0 <= self.num_settled <= self.num_computed <= len(self.tokens) + self.num_pending, self
-
-    @property
-    def tenant(self) -> str:
-        return tenant_of(self.namespace)
 
     @property
     def length(self) -> int:
@@ -237,15 +235,22 @@ class Scheduler:
         self.waiting: Waiting[Sequence] = Waiting()
         self.num_retractions = 0
         self._service = Service(limits.max_batch_tokens, weights)
+        self._expire_at = math.inf  # no sequence's time is over before
 
     @property
     def idle(self) -> bool:
-        return not self.running and not self.waiting
+        return not self.running and not self.waiting.lines
+
+    @property
+    def contested(self) -> bool:
+        """True if more than one tenant runs or waits."""
+        return len(self.waiting.lines.keys() | {sequence.tenant for sequence in self.running}) > 1
 
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence. It must fit into the pool alone: the caller refuses what cannot."""
         assert len(sequence.tokens) > 0 and sequence.lease is None
         self.waiting.add(sequence)
+        self._expire_at = min(self._expire_at, sequence.standing.deadline)
 
     def remove(self, sequence: Sequence) -> None:
         """Ends a sequence wherever it is; what steps that were read have computed is published. Unknown sequences are
@@ -258,22 +263,22 @@ class Scheduler:
 
     def schedule(self, now: float, prompt_tokens: int = sys.maxsize) -> Plan:
         """Plans the next step, with so many tokens of prompts at most; what decodes is bounded by the limits alone."""
-        expired = [s for s in (*self.running, *self.waiting) if now >= s.standing.deadline]
-        for sequence in expired:
-            self.remove(sequence)
+        expired = self._expire(now) if now >= self._expire_at else []
         retracted: list[Sequence] = []
-        contested = self._is_contested()
+        contested = self.contested
         ready = [sequence for sequence in self.running if sequence.ready]
         parts = self._parts(ready, prompt_tokens) if contested else None
         work = self._plan_running(ready, retracted, prompt_tokens, parts)
         if not retracted:
             self._admit(work, retracted, prompt_tokens, parts)
         for item in work:
-            self._service.charge(item.sequence.tenant, item.num_prompt_tokens)
+            if num_tokens := item.num_prompt_tokens:
+                self._service.charge(item.sequence.tenant, num_tokens)
         if contested:
             self._spend_rest(work, prompt_tokens)
-        for sequence in self.waiting:
-            sequence.standing.passes += 1
+        if self.waiting.lines:
+            for sequence in self.waiting:
+                sequence.standing.passes += 1
         for item in work:
             _launch(item)
         return Plan(work, retracted, expired)
@@ -373,9 +378,13 @@ class Scheduler:
         for work in plan.work:
             work.sequence.rewind(0)
 
-    def _is_contested(self) -> bool:
-        """Returns true if more than one tenant runs or waits."""
-        return len(self.waiting.lines.keys() | {sequence.tenant for sequence in self.running}) > 1
+    def _expire(self, now: float) -> list[Sequence]:
+        """Ends the sequences whose time is over."""
+        expired = [s for s in (*self.running, *self.waiting) if now >= s.standing.deadline]
+        for sequence in expired:
+            self.remove(sequence)
+        self._expire_at = min((s.standing.deadline for s in (*self.running, *self.waiting)), default=math.inf)
+        return expired
 
     def _room(self, work: list[Work], prompt_tokens: int) -> int:
         """Tokens of prompts that fit into a step beside `work`."""
@@ -439,7 +448,7 @@ class Scheduler:
     ) -> None:
         """Moves waiting sequences to running while there are tokens, seats and pages, or others give way."""
         budget = self._room(work, prompt_tokens)
-        if not self.waiting or budget <= 0 or (self._full and parts is None):
+        if not self.waiting.lines or budget <= 0 or (self._full and parts is None):
             return
         computing = [item.sequence for item in work if item.sequence.num_settled < item.sequence.num_prompt - 1]
         for sequence in self._order():

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from ...radix import EQUAL, Weights
 from ...runtime.protocol.errors import EngineStoppedError, OverloadedError, RequestError
-from ...runtime.scheduler.places import Places
+from ...runtime.scheduler.tenants import Places
 from ..errors import ApiError, to_api_error
 
 LONGEST_WAIT_S = 60.0

@@ -443,7 +443,7 @@ class EngineWorld:
                 calls |= branch.running
         tools = self.machine._tools
         assert tools is not None
-        assert calls == (engine._live.keys() - self.requests.keys()) | tools._flights.keys(), "a call that nobody made"
+        assert calls == (engine._live.keys() - self.requests.keys()) | tools.under_way.keys(), "a call that nobody made"
         assert sum(engine._admission._places._of.values()) == len(engine._live), "the keys' requests are miscounted"
         known = {name for name, story in self.stories.items() if not story.gone}
         assert self.executor._states.keys() <= known, "a state of nobody"

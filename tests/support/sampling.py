@@ -9,7 +9,6 @@ from bough.kernels.native.threads import Threads
 from bough.runtime.protocol.request import TokenLogprob
 from bough.runtime.sampler.native_sampler import NativeSampler
 from bough.runtime.sampler.rows import Sampler
-from bough.runtime.sampler.seeds import random_bits
 
 _WORD = (1 << 64) - 1
 
@@ -26,7 +25,15 @@ def host_sampler() -> Sampler:
 
 def uniform(seed: int, position: int) -> float:
     """The number in [0, 1) that the token at `position` of a request with `seed` is drawn by."""
-    return random_bits(seed, position) * 2.0**-53
+    return (splitmix(splitmix(seed & _WORD) ^ position) >> 11) * 2.0**-53
+
+
+def splitmix(x: int) -> int:
+    """The step of SplitMix64."""
+    x = (x + 0x9E3779B97F4A7C15) & _WORD
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _WORD
+    return x ^ (x >> 31)
 
 
 def seed_of(number: float) -> int:
@@ -47,7 +54,7 @@ def assert_close(one: TokenLogprob | None, other: TokenLogprob | None) -> None:
 
 
 def _before(x: int) -> int:
-    """Inverts SplitMix64's step."""
+    """Inverts `splitmix`."""
     x ^= x >> 31 ^ x >> 62
     x = x * pow(0x94D049BB133111EB, -1, 1 << 64) & _WORD
     x ^= x >> 27 ^ x >> 54

@@ -67,22 +67,22 @@ enum {
 
 /* What is asked of a row of logits, as a sum of these. */
 enum {
-    BOUGH_GREEDY = 1, /* the likeliest token, not a draw */
-    BOUGH_SCORE = 2,  /* log-probabilities */
-    BOUGH_TARGET = 4  /* nothing but what the model itself says */
+    BOUGH_SCORE = 1, /* log-probabilities */
+    BOUGH_TARGET = 2 /* nothing but what the model itself says */
 };
 #define BOUGH_LIKELIEST 20 /* tokens of which log-probabilities can be asked for */
 
 /* How a row of logits is drawn from, and what is found; `token` is -1, and the rest undefined, where there is nothing finite. */
 typedef struct {
-    uint64_t bits; /* the random number in units of 2^-53 */
-    float temperature, top_p, min_p;
+    uint64_t seed;
+    int64_t position;   /* of the token: its random number is that of (seed, position) */
+    double temperature; /* 0: the likeliest token, not a draw */
+    float top_p, min_p;
     int32_t top_k, asks, num_likeliest;
     int32_t mask;                                   /* row of the masks, or -1 */
     int32_t first_repeated, first_added, last_edit; /* of the edits: penalties of repetition, and what is added; half open */
     int32_t token;
     float raw, raw_top, final, final_top; /* the token's logit and the largest: the model's own, and when all is applied */
-    int32_t unused;
     double raw_sum, final_sum; /* of e^(x - top) */
 } bough_draw;
 

@@ -220,7 +220,7 @@ static void check_passes(const setting *of, int32_t name) {
 
 static void check_sampling(int32_t vocab, float size) {
     static const bough_draw kinds[] = {
-        {.asks = BOUGH_GREEDY, .mask = -1}, {.asks = BOUGH_GREEDY | BOUGH_SCORE, .num_likeliest = 20, .mask = 0},
+        {.mask = -1}, {.asks = BOUGH_SCORE, .num_likeliest = 20, .mask = 0},
         {.temperature = 1.0f, .top_p = 1.0f, .mask = -1}, {.temperature = 0.7f, .top_p = 0.9f, .mask = -1, .asks = BOUGH_SCORE},
         {.temperature = 1.3f, .top_p = 0.95f, .mask = 0}, {.temperature = 0.9f, .top_p = 1.0f, .top_k = 40, .mask = -1},
         {.temperature = 1.1f, .top_p = 0.8f, .top_k = 17, .mask = -1}, {.temperature = 1.0f, .top_p = 1.0f, .min_p = 0.05f, .mask = -1},
@@ -237,7 +237,7 @@ static void check_sampling(int32_t vocab, float size) {
     all.masks = masks;
     for (int32_t i = 0; i < ROWS; i++) {
         all.rows[i] = kinds[i % NUM(kinds)];
-        all.rows[i].bits = next() >> 11;
+        all.rows[i].seed = next(), all.rows[i].position = i;
         all.rows[i].first_repeated = i * EDITS, all.rows[i].first_added = i * EDITS + 3, all.rows[i].last_edit = (i + i % 2) * EDITS;
         if (i % 2 == 0) all.rows[i].first_added = i * EDITS;
         for (int32_t k = 0; k < EDITS; k++) all.edits[i * EDITS + k] = (bough_edit){(k * 31 + i) % vocab, k < 3 ? 1.3f : uniform(2.0f)};

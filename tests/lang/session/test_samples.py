@@ -15,7 +15,7 @@ from bough.lang.backends.mock import MockBackend
 from bough.lang.diagnostics.errors import ProgramError
 from bough.runtime.protocol.errors import ErrorInfo
 from bough.runtime.protocol.program import BranchFailed, BranchRestarted, Cancel, Delta, Done, Failed, Fork, Gen, Join
-from bough.runtime.sampler.seeds import derive
+from bough.runtime.protocol.sampling_params import derive
 
 from ..fakes import FakeBackend, value
 

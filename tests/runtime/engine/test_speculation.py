@@ -18,12 +18,13 @@ from bough.runtime.engine.engine import Engine
 from bough.runtime.engine.speculation import (
     MAX_SPECULATED,
     Experience,
-    PassCosts,
     Place,
     Skeleton,
     Skeletons,
     Speculation,
+    Worth,
 )
+from bough.runtime.engine.step_size import PassTimes
 from bough.runtime.protocol.counters import Counters
 from bough.runtime.protocol.request import FORCED, Request
 from bough.runtime.protocol.sampling_params import SamplingParams
@@ -48,7 +49,7 @@ def babble(runner: FakeRunner) -> None:
 @pytest.fixture
 def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows cost next to nothing: all that can be guessed is. Nothing depends on how fast the machine is."""
-    monkeypatch.setattr(PassCosts, "price", lambda self, num_sequences: CHEAP)
+    monkeypatch.setattr(Worth, "price", lambda self, num_sequences: CHEAP)
     monkeypatch.setattr(completion, "SEARCH_TIME_S", math.inf)
 
 
@@ -414,8 +415,21 @@ def test_what_was_right_is_guessed_further_and_what_was_wrong_is_not() -> None:
 # What a row costs
 
 
-def settled(rows: Callable[[int], int], row_s: float, fixed_s: float, noise: float = 0.0) -> PassCosts:
-    rng, costs = random.Random(0), PassCosts()
+class Priced:
+    """A price by what was seen."""
+
+    def __init__(self) -> None:
+        self._times = PassTimes()
+        self._worth = Worth(self._times)
+        self.price = self._worth.price
+
+    def observe(self, num_rows: int, num_tokens: int, seconds: float) -> None:
+        self._times.observe(num_rows, 0, 0.0, seconds)
+        self._worth.observe(num_tokens, seconds)
+
+
+def settled(rows: Callable[[int], int], row_s: float, fixed_s: float, noise: float = 0.0) -> Priced:
+    rng, costs = random.Random(0), Priced()
     for index in range(400):
         count = rows(index)
         costs.observe(count, 1, (fixed_s + row_s * count) * rng.uniform(1 - noise, 1 + noise))
@@ -423,7 +437,7 @@ def settled(rows: Callable[[int], int], row_s: float, fixed_s: float, noise: flo
 
 
 def test_before_anything_was_seen_guesses_pay_in_small_batches() -> None:
-    prices = [PassCosts().price(count) for count in (1, 8, 64)]
+    prices = [Priced().price(count) for count in (1, 8, 64)]
     assert prices == sorted(prices)
     assert prices[0] < 0.1
     assert prices[2] > 0.9
@@ -438,7 +452,7 @@ def test_the_price_follows_what_is_seen(row_s: float, low: float, high: float, n
 
 def test_passes_of_one_size_tell_nothing_of_a_row() -> None:
     costs = settled(lambda index: 1, 0.001, 0.010)
-    assert costs.price(1) == pytest.approx(PassCosts().price(1), rel=0.05)
+    assert costs.price(1) == pytest.approx(Priced().price(1), rel=0.05)
 
 
 def test_a_large_batch_is_seen_at_once() -> None:
@@ -454,7 +468,7 @@ def test_one_slow_pass_changes_little() -> None:
 
 
 def test_a_clock_that_stands_still_does_no_harm() -> None:
-    costs = PassCosts()
+    costs = Priced()
     for _ in range(20):
         costs.observe(3, 3, 0.0)
     assert 0.0 < costs.price(1) < 1.0

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bough.radix import PrefixCache
 from bough.runtime.engine.engine import Engine
 from bough.runtime.engine.step_size import FIRST_TOKENS, MIN_TOKENS, SHARED_S, PassTimes, StepSize
 from bough.runtime.protocol.config import EngineConfig, SchedulerLimits
@@ -17,7 +18,7 @@ from bough.runtime.protocol.errors import RequestError
 from bough.runtime.protocol.request import Request
 from bough.runtime.protocol.sampling_params import SamplingParams
 from bough.runtime.runner.runner import Batch
-from bough.runtime.scheduler.scheduler import Plan, Scoring, Sequence, Standing, Work
+from bough.runtime.scheduler.scheduler import Plan, Scheduler, Scoring, Sequence, Standing, Work
 
 from ...support.fakes import fake_engine
 from ..listening import Clock, Heard, drive
@@ -174,54 +175,64 @@ def sequence(num_tokens: int, num_computed: int, **fields: Any) -> Sequence:
 DECODING, PROMPT = sequence(10, 9), sequence(1000, 100)
 
 
+def scheduler(running: list[Sequence], *, any_waiting: bool) -> Scheduler:
+    """Where so many run, and perhaps one more waits."""
+    made = Scheduler(PrefixCache(16, 1), SchedulerLimits())
+    made.running = running
+    if any_waiting:
+        made.add(sequence(1000, 0))
+    return made
+
+
 def step_size(**settings: Any) -> StepSize:
     size = StepSize(EngineConfig(**settings), SchedulerLimits(max_batch_tokens=512))
     for _ in range(5):
-        pass_over(size._times, cpu, 8, 0)
-        pass_over(size._times, cpu, 8, 512, 500)
+        pass_over(size.times, cpu, 8, 0)
+        pass_over(size.times, cpu, 8, 512, 500)
     return size
 
 
 @pytest.mark.parametrize("running", [[], [PROMPT], [PROMPT, PROMPT], [PROMPT, sequence(10, 8, score=Scoring(5))]])
 def test_prompts_that_nobody_waits_beside_get_all(running: list[Sequence]) -> None:
-    assert step_size().prompt_tokens(running, 0.0, any_waiting=True) == 512
+    assert step_size().prompt_tokens(scheduler(running, any_waiting=True), 0.0) == 512
 
 
 def test_a_tenant_that_was_there_lately_is_not_made_to_wait_for_a_long_step() -> None:
     size = StepSize(EngineConfig(), SchedulerLimits(max_batch_tokens=4096))
     for num_tokens in (512, 1024, 2048, 4096):
-        pass_over(size._times, cpu, 8, 0)
-        pass_over(size._times, cpu, 0, num_tokens, 500)
+        pass_over(size.times, cpu, 8, 0)
+        pass_over(size.times, cpu, 0, num_tokens, 500)
     other = sequence(1000, 100, namespace="other/salt")
-    alone = size.prompt_tokens([PROMPT], 0.0, any_waiting=True)
-    assert size.prompt_tokens([PROMPT, sequence(1000, 0)], 0.5, any_waiting=True) == alone
-    shared = size.prompt_tokens([PROMPT, other], 1.0, any_waiting=True)
+    alone = size.prompt_tokens(scheduler([PROMPT], any_waiting=True), 0.0)
+    assert size.prompt_tokens(scheduler([PROMPT, sequence(1000, 0)], any_waiting=True), 0.5) == alone
+    shared = size.prompt_tokens(scheduler([PROMPT, other], any_waiting=True), 1.0)
     assert shared < alone / 2
-    assert size.prompt_tokens([PROMPT], 1.0 + SHARED_S - 1, any_waiting=True) == shared
-    assert size.prompt_tokens([PROMPT], 1.0 + SHARED_S + 1, any_waiting=True) == alone
+    assert size.prompt_tokens(scheduler([other], any_waiting=True), 1.0) == shared
+    assert size.prompt_tokens(scheduler([PROMPT], any_waiting=True), 1.0 + SHARED_S - 1) == shared
+    assert size.prompt_tokens(scheduler([PROMPT], any_waiting=True), 1.0 + SHARED_S + 1) == alone
 
 
 def test_prompts_beside_what_decodes_get_what_fits() -> None:
     fitting = [
-        step_size(max_step_ms=bound).prompt_tokens([*[DECODING] * 8, PROMPT], 0.0, any_waiting=False)
+        step_size(max_step_ms=bound).prompt_tokens(scheduler([*[DECODING] * 8, PROMPT], any_waiting=False), 0.0)
         for bound in (20, 60, 100, 200, 5000)
     ]
     assert fitting == sorted(fitting) and fitting[0] >= MIN_TOKENS and fitting[-1] == 512
-    assert step_size().prompt_tokens([*[DECODING] * 8, PROMPT], 0.0, any_waiting=False) == fitting[2]
-    assert step_size().prompt_tokens([DECODING] * 8, 0.0, any_waiting=True) >= fitting[2]
+    assert step_size().prompt_tokens(scheduler([*[DECODING] * 8, PROMPT], any_waiting=False), 0.0) == fitting[2]
+    assert step_size().prompt_tokens(scheduler([DECODING] * 8, any_waiting=True), 0.0) >= fitting[2]
 
 
 def test_a_bound_that_decoding_alone_passes_leaves_prompts_a_little() -> None:
     size = step_size(max_step_ms=1)
-    assert size.prompt_tokens([*[DECODING] * 8, PROMPT], 0.0, any_waiting=False) == MIN_TOKENS
+    assert size.prompt_tokens(scheduler([*[DECODING] * 8, PROMPT], any_waiting=False), 0.0) == MIN_TOKENS
 
 
 def test_by_default_the_bound_is_four_steps_of_what_decodes() -> None:
     size = StepSize(EngineConfig(), SchedulerLimits(max_batch_tokens=512))
     for _ in range(5):
-        pass_over(size._times, cpu, 200, 0)
-        pass_over(size._times, cpu, 200, 512, 500)
-    tokens = size.prompt_tokens([*[DECODING] * 200, PROMPT], 0.0, any_waiting=False)
+        pass_over(size.times, cpu, 200, 0)
+        pass_over(size.times, cpu, 200, 512, 500)
+    tokens = size.prompt_tokens(scheduler([*[DECODING] * 200, PROMPT], any_waiting=False), 0.0)
     seconds = cpu(200, tokens, tokens * (100 + tokens / 2))
     assert 0.3 < seconds < 1.1 * 4 * cpu(200, 0, 0)
 
@@ -229,8 +240,8 @@ def test_by_default_the_bound_is_four_steps_of_what_decodes() -> None:
 def test_drafts_are_rows_too() -> None:
     drafting = [sequence(10, 9, drafts=[1] * 15) for _ in range(4)]
     size = step_size()
-    plain = size.prompt_tokens([*[DECODING] * 4, PROMPT], 0.0, any_waiting=False)
-    assert size.prompt_tokens([*drafting, PROMPT], 0.0, any_waiting=False) < plain
+    plain = size.prompt_tokens(scheduler([*[DECODING] * 4, PROMPT], any_waiting=False), 0.0)
+    assert size.prompt_tokens(scheduler([*drafting, PROMPT], any_waiting=False), 0.0) < plain
 
 
 @pytest.mark.parametrize("bound", [0, -1, float("nan")])
@@ -248,9 +259,9 @@ def test_a_pass_that_waited_for_the_one_before_counts_from_there(num_steps: int)
     )
     for index in range(20):
         size.observe(plans, launched_at=10.0 + 0.05 * (index - 1), read_at=10.0 + 0.05 * index)
-    assert size._times.decode_s(1) == pytest.approx(0.05 / num_steps)
+    assert size.times.decode_s(1) == pytest.approx(0.05 / num_steps)
     size.observe(plans, launched_at=99.0, read_at=99.0 + 0.05)  # after a rest, which is no time of a pass
-    assert size._times.decode_s(1) == pytest.approx(0.05 / num_steps)
+    assert size.times.decode_s(1) == pytest.approx(0.05 / num_steps)
 
 
 # In an engine

@@ -19,6 +19,18 @@
 
 typedef unsigned __int128 wide_int;
 
+/* SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators"). */
+static uint64_t splitmix(uint64_t x) {
+    x += 0x9e3779b97f4a7c15;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+    x = (x ^ x >> 27) * 0x94d049bb133111eb;
+    return x ^ x >> 31;
+}
+
+/* The random number of a row in units of 2^-53: of (seed, position) and nothing else, so that a request draws the same
+ * alone, in any batch, after a retraction, and on any machine. */
+static uint64_t random_bits(const bough_draw *row) { return splitmix(splitmix(row->seed) ^ (uint64_t)row->position) >> 11; }
+
 /* bits / 2^53 of `total`, without its fraction. */
 static int64_t part_of(int64_t total, uint64_t bits) { return (int64_t)((wide_int)total * bits >> 53); }
 
@@ -123,20 +135,21 @@ static int32_t choose_mass(const float *x, int32_t num, int32_t listed, float to
 
 /* A place among logits of which the one at `top` is the largest, and finite. */
 static int32_t draw_place(const float *x, int32_t num, float top, const bough_draw *row, choice *c) {
-    const weighing by = weighing_of(top, row->temperature);
+    const weighing by = weighing_of(top, (float)row->temperature);
+    const uint64_t bits = random_bits(row);
     int32_t kept = 0;
     if (row->top_k > 0 && row->top_k < num) choose_largest(x, num, kept = row->top_k, c);
     else if (row->top_p >= 1.0f && row->min_p > 0.0f) kept = choose_above(x, num, logit_below(row->min_p * ONE, by), c);
     if (row->top_p < 1.0f) kept = choose_mass(x, num, kept, row->top_p, by, c);
     else if (kept) weigh_logits(c->values, kept, by, c->weights);
     else {
-        const int32_t place = pick_roughly(x, num, by, row->bits, c);
-        return place < 0 ? pick_of_all(x, num, by, row->bits, c) : place;
+        const int32_t place = pick_roughly(x, num, by, bits, c);
+        return place < 0 ? pick_of_all(x, num, by, bits, c) : place;
     }
     const int64_t least = (int64_t)(row->min_p * ONE);
     int64_t total = 0;
     for (int32_t i = 0; i < kept; i++) total += c->weights[i] = c->weights[i] < least ? 0 : c->weights[i];
-    int64_t wanted = part_of(total, row->bits);
+    int64_t wanted = part_of(total, bits);
     return c->places[place_of(c->weights, &wanted)];
 }
 
@@ -228,7 +241,7 @@ static void sample_row(const bough_sampling *all, int32_t index, choice *c) {
     if (edited || row->mask >= 0) place = find_largest(x, num, &finite);
     const float top = x[place];
     if (!isfinite(top)) return;
-    if (!(row->asks & BOUGH_GREEDY) && num > 1) place = draw_place(x, num, top, row, c);
+    if (row->temperature != 0.0 && num > 1) place = draw_place(x, num, top, row, c);
     row->token = x == line ? place : c->tokens[place];
     if (row->asks & BOUGH_SCORE) {
         row->raw = unedited(line, row, all->edits, row->token);
@@ -252,7 +265,7 @@ static void sample_some(void *context, int32_t thread) {
 static void sample_rows(bough_pool *pool, const bough_sampling *all) {
     enum { WORTH = 6 }; /* rows for which waking threads is worth it; a draw is as much work as three */
     int32_t work = 0;
-    for (int32_t row = 0; row < all->num_rows; row++) work += all->rows[row].asks == BOUGH_GREEDY ? 1 : 3;
+    for (int32_t row = 0; row < all->num_rows; row++) work += all->rows[row].asks || all->rows[row].temperature != 0.0 ? 3 : 1;
     if (pool && work >= WORTH) {
         sampling_task task = {pool, all};
         bough_pool_run(pool, sample_some, &task);

@@ -1,19 +1,90 @@
-"""Shares of tenants: who floods the engine harms the others by no more than their equal part."""
+"""Lines, places and shares of tenants: who floods the engine harms the others by no more than their equal part."""
 
 from __future__ import annotations
 
 import itertools
 import random
 from collections import Counter
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.runtime.protocol.config import SchedulerLimits
-from bough.runtime.scheduler.tenant_shares import Service, divide
+from bough.runtime.protocol.errors import OverloadedError
+from bough.runtime.scheduler.tenants import Places, Service, Waiting, divide
 
 from .test_scheduler import Simulation, sequence
+
+# Lines
+
+
+@dataclass(eq=False)
+class Item:
+    tenant: str
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from("abc"), st.integers(0, 100))))
+def test_lines_are_those_of_a_list(moves: list[tuple[bool, str, int]]) -> None:
+    waiting: Waiting[Item] = Waiting()
+    items: list[Item] = []
+    for adds, tenant, place in moves:
+        if adds:
+            items.append(Item(tenant))
+            waiting.add(items[-1])
+        elif items:
+            gone = items.pop(place % len(items))
+            waiting.remove(gone)
+            assert gone not in waiting
+        assert len(waiting) == len(items) and all(item in waiting for item in items)
+        lines = {tenant: [item for item in items if item.tenant == tenant] for tenant in {i.tenant for i in items}}
+        assert {tenant: list(line) for tenant, line in waiting.lines.items()} == lines
+        assert set(waiting) == set(items)
+
+
+# Places
+
+
+def taken_one_by_one(places: Places, tenant: str, limit: int) -> int:
+    """Takes up to `limit` places; returns how many there were."""
+    for number in range(limit):
+        try:
+            places.check(tenant)
+        except OverloadedError:
+            return number
+        places.take(tenant)
+    return limit
+
+
+@pytest.mark.parametrize("weight", [1, 3])
+@pytest.mark.parametrize("tenant", ["", "a"])
+def test_the_most_that_a_tenant_may_have_is_what_it_gets_alone(tenant: str, weight: int) -> None:
+    for total in (*range(1, 200), 1000, 4096):
+        places = Places(total, {"a": weight})
+        assert places.most(tenant) == taken_one_by_one(places, tenant, total + 1), total
+    assert Places(None).most(tenant) is None
+
+
+def test_several_are_there_together_exactly_if_they_are_one_by_one() -> None:
+    rng = random.Random(3)
+    for _ in range(500):
+        total, count = rng.randint(1, 60), rng.randint(1, 20)
+        before = [rng.choice(("", "a", "b")) for _ in range(rng.randint(0, total))]
+        tenant, weights = rng.choice(("", "a")), {"a": rng.randint(1, 4)}
+        places, copy = Places(total, weights), Places(total, weights)
+        for each in before:
+            places.take(each)
+            copy.take(each)
+        if taken_one_by_one(copy, tenant, count) == count:
+            places.check(tenant, count)
+        else:
+            with pytest.raises(OverloadedError):
+                places.check(tenant, count)
+        assert places.num_taken == len(before)
+
+
+# Shares of a step
 
 
 @given(st.integers(0, 12), st.dictionaries(st.sampled_from("abcd"), st.integers(0, 12), max_size=4))

@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.runtime.sampler.seeds import _mix, derive
+from bough.runtime.protocol.sampling_params import _mix, derive
 
-from ...support.sampling import seed_of, uniform
+from ...support.sampling import seed_of, splitmix, uniform
 
 SEEDS = st.integers(-(2**63), 2**64 - 1)
 
@@ -18,8 +18,9 @@ SEEDS = st.integers(-(2**63), 2**64 - 1)
 def test_known_answers() -> None:
     """The first outputs of SplitMix64 from seed 0: each call of the generator adds the golden gamma to its state."""
     gamma = 0x9E3779B97F4A7C15
-    outputs = [_mix(i * gamma & (2**64 - 1)) for i in range(3)]
-    assert outputs == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+    for step in (_mix, splitmix):
+        outputs = [step(i * gamma & (2**64 - 1)) for i in range(3)]
+        assert outputs == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
 
 
 @given(SEEDS, st.integers(0, 2**31))
