@@ -328,7 +328,7 @@ class RegularGrammar:
 
     def _find_forced(self, state: int) -> list[int]:
         text, states = self._forced_text(state)
-        if text[:1] and 0x80 <= text[0] < 0xC0:  # within a character: the model's tokens for it began before
+        if not text or 0x80 <= text[0] < 0xC0:  # within a character: the model's tokens for it began before
             return []
         # From the first place where a token is allowed that goes on into what is open, anything may come.
         stop = len(text)
