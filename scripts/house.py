@@ -47,7 +47,6 @@ ALONE: Mapping[str, str] = {
     "constrain/regex/number_texts.py": "with numbers.py, which alone imports it, over 700 lines",
     "kernels/sampling/logits.py": "with sample.py, which alone imports it, over 700 lines",
     "runtime/programs/engine_machine.py": "the engine's side of the port; its tests bear the names of what it serves",
-    "server/openai/readers.py": "a stage of a request of its own: tool calls and reasoning out of the text",
 }
 """Modules that would be fragments, and why each is one nevertheless."""
 

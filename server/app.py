@@ -27,10 +27,11 @@ from ..runtime.protocol.template import Template
 from ..runtime.tools.registry import ToolCall
 from .config import ServerConfig
 from .errors import ApiError, invalid, to_api_error
+from .http.access import caller_of, require_admin
+from .http.answers import ErrorResponse
 from .http.connection import ClientClosedError, Lifecycle
-from .http.gate import ErrorResponse, Gate, caller_of
+from .http.gate import Gate
 from .http.protocol import BoundedProtocol, bounded_protocol, connection_limit
-from .http.security import require_admin
 from .openai.objects import ChatBody, DetokenizeBody, ModelCard, ModelList, TokenizeBody
 from .openai.requests import check_chars, encode_chat
 from .openai.tools import to_toolbox

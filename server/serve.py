@@ -15,8 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from .config import ServerConfig
+from .http.access import check_bind
 from .http.connection import Lifecycle
-from .http.security import check_bind
 from .loading import LoadingServer
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from ..runtime.protocol.errors import BoughError, EngineStoppedError, Overloaded
 from ..runtime.protocol.request import Request, RequestOutput, TokenLogprob, Usage
 from .config import ServerConfig
 from .errors import ApiError, from_error_info, to_api_error
-from .http.backlog import Backlog, Budget, WaitingParts
+from .http.access import Accounts, Visit, caller_of, request_id_of, visit_of
+from .http.answers import DONE, PING, Backlog, Budget, EventStream, Merged, WaitingParts, event
 from .http.connection import (
     LARGE_BODY,
     MAX_ITEMS,
@@ -31,9 +32,6 @@ from .http.connection import (
     run_while_connected,
 )
 from .http.door import Door, Party
-from .http.event_stream import DONE, PING, EventStream, Merged, event
-from .http.gate import caller_of, request_id_of
-from .http.quota import Accounts, Visit, visit_of
 from .metrics import ServerMetrics
 from .openai.objects import ChatBody, CompletionBody
 from .openai.replies import ChatReply, CompletionReply, Header, Reply, Scores, ShownTokens

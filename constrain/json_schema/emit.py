@@ -16,7 +16,7 @@ from ..regex.terminal import ANY_WORDS, to_terminal
 from .open.finite import Choices, DistinctItems
 from .open.graph import Graph, Values
 from .open.plans import ArrayPlan, Counting, Key, ObjectPlan, State
-from .open.shapes import NumberShape
+from .open.shapes import NumberShape, Place
 from .open.subschemas import Node
 
 Order = Literal["any", "schema"]
@@ -357,6 +357,19 @@ def needs_distinct_keys(plan: ObjectPlan) -> bool:
     if not plan.counted:
         return False
     return bool(plan.wanted) or (plan.low > 1 and (bool(plan.others) or len(plan.named) > NUM_BITS // 2))
+
+
+def unseen_places(graph: Graph) -> frozenset[Place]:
+    """The places where elements, or keys, must differ in ways that the rules do not see to."""
+    found: set[Place] = set()
+    for values in graph.values.values():
+        for array in values.arrays:
+            if needs_distinct_items(graph, array):
+                found |= array.unique
+        for plan in values.objects:
+            if needs_distinct_keys(plan):
+                found |= plan.counted
+    return frozenset(found)
 
 
 def _name(writer: Writer, key: Key) -> str:

@@ -17,7 +17,7 @@ from ..regex.automaton import Conjunction
 from ..regex.terminal import escaped
 from ..spec import JsonSchema
 from .document import Document
-from .emit import emit
+from .emit import emit, unseen_places
 from .open.expand import Expander
 from .open.graph import Graph, shortest_text
 from .open.subschemas import Subschemas
@@ -41,7 +41,8 @@ def lower_schema(spec: JsonSchema) -> Lowered:
         if subschemas.narrowed:
             raise GrammarTooComplexError("the schema has too many combinations to be written out")
         raise InvalidSchemaError("no finite value satisfies the schema")
-    distinct, uncovered = distinct_paths(graph)
+    needed = unseen_places(graph)
+    distinct, uncovered = distinct_paths(graph, needed) if needed else (None, needed)
     for literal, keyword in uncovered:
         subschemas.check(literal, keyword)
     source = emit(graph, spec.property_order)

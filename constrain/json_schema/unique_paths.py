@@ -26,15 +26,12 @@ BUDGET = 4_000
 _Nodes: TypeAlias = frozenset[Node]
 
 
-def distinct_paths(graph: Graph) -> tuple[DistinctPaths | None, frozenset[Place]]:
-    """The places where elements or keys must differ, None if there are none; and keywords that they do not cover.
+def distinct_paths(graph: Graph, needed: frozenset[Place]) -> tuple[DistinctPaths | None, frozenset[Place]]:
+    """The paths to the places that are `needed`, None if there are none; and keywords that they do not cover.
 
     A state is the set of nodes that a value may be of. Elements are held apart only where every array that is possible
     there asks for it: elsewhere that would refuse valid values. Keys can be held apart anywhere: none is needed twice.
     """
-    needed = _needed(graph)
-    if not needed:
-        return None, frozenset()
     automaton = _PathAutomaton(graph)
     if not automaton.build():
         return None, needed
@@ -45,18 +42,6 @@ def distinct_paths(graph: Graph) -> tuple[DistinctPaths | None, frozenset[Place]
     place = graph.expander.subschemas.place
     pointers = sorted(pointer_to(pointer_of(place(literal)[0]), keyword) for literal, keyword in covered)
     return DistinctPaths(tuple(states), tuple(dict.fromkeys(pointers))), automaton.uncovered
-
-
-def _needed(graph: Graph) -> frozenset[Place]:
-    found: set[Place] = set()
-    for values in graph.values.values():
-        for array in values.arrays:
-            if needs_distinct_items(graph, array):
-                found |= array.unique
-        for plan in values.objects:
-            if needs_distinct_keys(plan):
-                found |= plan.counted
-    return frozenset(found)
 
 
 class _PathAutomaton:

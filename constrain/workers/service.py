@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Condition, RLock, Thread, current_thread
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from ..errors import CompileLateError, GrammarError, GrammarTooComplexError
 from .clocks import Clock, clock_of_this_thread
 from .jobs import Answer, Checked, Done, Failed, Interrupted, Job, Refused, Tabulated
 from .process import TICK_S, LateError, ProcessEndedError, Processes, WorkerProcess
-from .turns import Turns
+from .turns import Share, Turns, rank
 
 logger = logging.getLogger("bough.constrain")
 
@@ -48,8 +48,8 @@ class _PreemptedError(Exception):
 class _Task:
     """Work to be done for a future.
 
-    tenants      who waits for it; the first asked for it
-    payer        of them, whose turn it takes while it runs
+    shares       of those who wait for it; the first asked for it
+    payer        of them, whose turn it takes while it runs, or took last
     level        how often it was preempted
     begun        when it, or the part of it that runs now, began
     clock        of the processor time of what runs it now, a thread or a process; None while it waits
@@ -63,8 +63,8 @@ class _Task:
     work: Callable[[Turn], Any]
     future: Future[Any]
     submitted: float
-    tenants: list[str]
-    payer: str = ""
+    shares: list[Share]
+    payer: Share = field(init=False)
     level: int = 0
     begun: float = 0.0
     clock: Clock | None = None
@@ -153,9 +153,8 @@ class CompileService:
                 raise RuntimeError("the grammar compiler is closed")
             if self._watcher is None:
                 self._start_watcher()
-            task = _Task(work, future, time.monotonic(), [tenant])
+            task = _Task(work, future, time.monotonic(), [self._turns.enter(tenant)])
             self._waiting.insert(0 if urgent else len(self._waiting), task)
-            self._turns.enter(tenant)
             self._arrived.notify()
             if len(self._waiting) == 1:
                 self._watched.notify()
@@ -164,9 +163,8 @@ class CompileService:
         """Hears that `tenant` waits for `future`, too: its task comes when the first of those who wait has a turn."""
         with self.lock:
             for task in self._waiting:
-                if task.future is future and tenant not in task.tenants:
-                    task.tenants.append(tenant)
-                    self._turns.enter(tenant)
+                if task.future is future and all(share.tenant != tenant for share in task.shares):
+                    task.shares.append(self._turns.enter(tenant))
 
     def drop(self, future: Future[Any]) -> bool:
         """Forgets a task that is not running; False if there is none."""
@@ -179,8 +177,8 @@ class CompileService:
 
     def _leave(self, task: _Task) -> None:
         """A task is over, however it ended."""
-        for tenant in task.tenants:
-            self._turns.leave(tenant)
+        for share in task.shares:
+            self._turns.leave(share.tenant)
 
     def close(self) -> None:
         """Ends the processes, and the threads that are not inside native code. What is not done yet fails."""
@@ -274,8 +272,8 @@ class CompileService:
                 return None
             task = min(self._waiting, key=lambda task: (self._rank(task), task.level))
             self._waiting.remove(task)
-            task.payer = min(task.tenants, key=self._turns.rank)
-            self._turns.begin(task.payer)
+            task.payer = min(task.shares, key=rank)
+            task.payer.num_running += 1
             task.begun = time.monotonic()
             task.time_anew_by(clock_of_this_thread())
             self._running.append(task)
@@ -287,8 +285,7 @@ class CompileService:
             if task not in self._running:  # its time was over, or all is over
                 self._num_abandoned -= not self.closed
                 return False
-            self._running.remove(task)
-            self._turns.end(task.payer, task.processor_s)
+            self._stop(task)
             if not preempted:
                 self._leave(task)
             else:
@@ -298,6 +295,12 @@ class CompileService:
                 self._waiting.append(task)
                 self._watched.notify()
             return not preempted
+
+    def _stop(self, task: _Task) -> None:
+        """A task runs no more: who pays for it has had its time."""
+        self._running.remove(task)
+        task.payer.num_running -= 1
+        task.payer.used += task.processor_s
 
     def _has_spare_threads(self) -> bool:
         return len(self._threads) > self._num_threads + min(self._num_held(), MAX_EXTRA_THREADS)
@@ -346,22 +349,22 @@ class CompileService:
         spent = max(task.processor_s, (time.monotonic() - task.begun) / SLOWDOWN)
         has_had_slice = spent >= SLICE_S * 4**task.level
         with self.lock:
-            num_running, used_s = self._turns.rank(task.payer)
-            mine = num_running - 1, used_s + task.processor_s
+            payer = task.payer
+            mine = payer.num_running - 1, payer.used + task.processor_s
             for other in self._waiting:
-                rank = self._rank(other)
-                if task.payer in other.tenants:
+                others = self._rank(other)
+                if payer in other.shares:
                     goes_before = has_had_slice and other.level == task.level
                 else:
-                    goes_before = has_had_slice and rank < mine
-                shares = task.payer in other.tenants or rank[0] < mine[0]
-                if goes_before or (other.level < task.level and shares):
+                    goes_before = has_had_slice and others < mine
+                gives = payer in other.shares or others[0] < mine[0]
+                if goes_before or (other.level < task.level and gives):
                     return True
             return False
 
     def _rank(self, task: _Task) -> tuple[int, float]:
         """The rank of the one of those who wait for it whose turn comes first."""
-        return min(map(self._turns.rank, task.tenants))
+        return min(map(rank, task.shares))
 
     def _watch(self) -> None:
         while self._fail_late():
@@ -375,8 +378,7 @@ class CompileService:
             verdicts = [(task, error) for task in self._tasks() if (error := self.verdict(task)) is not None]
             for task, _ in verdicts:
                 if task in self._running:
-                    self._running.remove(task)
-                    self._turns.end(task.payer, task.processor_s)
+                    self._stop(task)
                     self._num_abandoned += 1
                 else:
                     self._waiting.remove(task)

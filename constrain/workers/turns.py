@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -15,47 +17,69 @@ IDLE_S = 10.0
 """Time without work after which a thread ends."""
 
 
+@dataclass(eq=False, slots=True)
+class Share:
+    """A tenant's part of something scarce, as long as it wants some of that.
+
+    num_present   pieces of its work that wait or run
+    num_running   of these, those that run
+    used          cost of those that have run
+    """
+
+    tenant: str
+    used: float
+    num_present: int = 0
+    num_running: int = 0
+
+
+rank: Callable[[Share], tuple[int, float]] = attrgetter("num_running", "used")
+"""Sort key by which who has less comes first: what runs counts before what has run."""
+
+
 class Turns:
-    """Shares that tenants that want something have had of it since they came. Not thread-safe.
+    """Shares of tenants that want something. Not thread-safe.
 
     One that comes begins with what the least served of those present has had (start-time fair queueing; Goyal, Vin and
     Cheng, IEEE/ACM ToN 5(5), 1997): neither a long absence nor a short one is rewarded.
     """
 
     def __init__(self) -> None:
-        self._present: Counter[str] = Counter()
-        self._running: Counter[str] = Counter()
-        self._used: dict[str, float] = {}
+        self._shares: dict[str, Share] = {}
 
-    def enter(self, tenant: str) -> None:
-        """A piece of work of the tenant's has come."""
-        if not self._present[tenant]:
-            self._used[tenant] = min(self._used.values(), default=0.0)
-        self._present[tenant] += 1
+    def enter(self, tenant: str) -> Share:
+        """A piece of work of the tenant's has come. Whoever keeps the share may count in it what runs."""
+        share = self._shares.get(tenant)
+        if share is None:
+            used = min((other.used for other in self._shares.values()), default=0.0)
+            share = self._shares[tenant] = Share(tenant, used)
+        share.num_present += 1
+        return share
 
     def leave(self, tenant: str) -> None:
         """A piece of work is done, or was given up."""
-        self._present[tenant] -= 1
-        if not self._present[tenant]:
-            del self._present[tenant], self._used[tenant]
+        share = self._shares[tenant]
+        share.num_present -= 1
+        if not share.num_present:
+            del self._shares[tenant]
 
     def begin(self, tenant: str) -> None:
         """A piece of work runs from now on."""
-        self._running[tenant] += 1
+        self._shares[tenant].num_running += 1
 
     def end(self, tenant: str, cost: float) -> None:
         """It has stopped running, at this cost."""
-        self._used[tenant] += cost
-        self._running[tenant] -= 1
-        if not self._running[tenant]:
-            del self._running[tenant]
+        share = self._shares[tenant]
+        share.used += cost
+        share.num_running -= 1
 
     def num_running(self, tenant: str) -> int:
-        return self._running.get(tenant, 0)
+        share = self._shares.get(tenant)
+        return 0 if share is None else share.num_running
 
     def rank(self, tenant: str) -> tuple[int, float]:
-        """Returns a sort key by which who has less comes first: what runs counts before what has run."""
-        return self.num_running(tenant), self._used.get(tenant, 0.0)
+        """Returns the `rank` of the tenant's share; of one that is not present, that of nothing."""
+        share = self._shares.get(tenant)
+        return (0, 0.0) if share is None else rank(share)
 
 
 class FairQueue(Generic[T]):

@@ -17,7 +17,7 @@ import numpy as np
 
 from ...constrain.workers.decoders import json_decoder
 from ..errors import ApiError, ShuttingDownError, from_decode_error
-from .quota import Visit, visit_of
+from .access import Visit, visit_of
 
 if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest

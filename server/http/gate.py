@@ -8,22 +8,23 @@ import secrets
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TextIO
 
+import msgspec
 from starlette.datastructures import MutableHeaders
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ...runtime.client.lines import LineWriter
 from ...runtime.protocol.request import Usage
 from ..config import ServerConfig
 from ..errors import ApiError, ShuttingDownError, to_api_error
 from ..metrics import ServerMetrics
+from .access import PUBLIC_PATHS, SAFE_METHODS, Account, Accounts, Guard, Visit
+from .answers import ErrorResponse, Pieces, Unsent, note_error
 from .connection import ClientClosedError, Lifecycle
-from .quota import Account, Accounts, Visit
-from .request_log import Line, RequestLog
-from .security import PUBLIC_PATHS, SAFE_METHODS, Caller, Guard
+from .door import Turnstile
 from .table import CLAIM
-from .turnstile import Turnstile
-from .unsent import Pieces, Unsent
 
 logger = logging.getLogger("bough.server")
 
@@ -33,31 +34,47 @@ ALWAYS_SERVED = PUBLIC_PATHS | {"/health", "/metrics"}
 """Paths that answer while the server drains."""
 
 
-class ErrorResponse(Response):
-    """Answers with an error, and notes it."""
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """Line of the log that tells of one request.
 
-    def __init__(self, error: ApiError) -> None:
-        super().__init__(error.body(), error.status, headers=dict(error.headers), media_type="application/json")
-        self._code = error.code
+    key              the name of the API key; "" without one
+    status           of the answer; 499 if the client left before there was one
+    error            code of the error with which it ended, which a stream may although its status is 200; "" if none
+    first_s          until the answer began; 0 if it never did
+    seconds          until it ended
+    """
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        note_error(scope, self._code)
-        await super().__call__(scope, receive, send)
+    id: str
+    key: str
+    method: str
+    path: str
+    status: int
+    error: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    first_s: float
+    seconds: float
 
 
-def note_error(scope: Scope, code: str) -> None:
-    """Has the log and the metrics tell that the request ended with an error of this code."""
-    scope["bough.error"] = code
+class _Dropped(msgspec.Struct, frozen=True):
+    dropped_lines: int
 
 
-def caller_of(scope: Scope) -> Caller:
-    caller: Caller = scope["bough.caller"]
-    return caller
+class RequestLog:
+    """Writes a line for each request, or drops it rather than wait."""
+
+    def __init__(self, target: TextIO | None = None) -> None:
+        """`target` is standard error if it is None."""
+        self._lines = LineWriter(target, dropped=lambda count: _json(_Dropped(count)))
+
+    def write(self, line: Line) -> None:
+        self._lines.write(_json(line))
 
 
-def request_id_of(scope: Scope) -> str:
-    name: str = scope["bough.request_id"]
-    return name
+def _json(told: msgspec.Struct) -> str:
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    return msgspec.json.encode({"time": now, **msgspec.structs.asdict(told)}).decode()
 
 
 class _Exchange:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 
 from ..errors import ApiError
-from .security import MAX_HEADER_BYTES, MAX_HEADERS
+from .access import MAX_HEADER_BYTES, MAX_HEADERS
 
 MAX_LINE_BYTES = 256
 """Length of the line before a chunk, extensions included."""

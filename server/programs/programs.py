@@ -43,12 +43,9 @@ from ...runtime.templates.results import Results
 from ...runtime.templates.validate import rehearse
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..errors import ApiError, from_error_info, invalid, to_api_error
-from ..http.backlog import Backlog, WaitingEvents
+from ..http.access import caller_of, request_id_of, require_admin, visit_of
+from ..http.answers import DONE, PING, Backlog, EventStream, Merged, WaitingEvents, event, note_error
 from ..http.connection import LARGE_BODY, check_parts, decode
-from ..http.event_stream import DONE, PING, EventStream, Merged, event
-from ..http.gate import caller_of, note_error, request_id_of
-from ..http.quota import visit_of
-from ..http.security import require_admin
 from ..service import Service, to_json
 from .openapi import card, document
 

@@ -36,8 +36,8 @@ TELL_THE_DATE = {
     "lang/backends/apis/http_client.py": "`retry-after` may be a date",
     "lang/observe/spans.py": "spans are placed in time",
     "runtime/tokenizer/chat_template.py": "templates write today's date",
-    "server/http/request_log.py": "lines have the time",
-    "server/http/security.py": "keys expire on a day",
+    "server/http/access.py": "keys expire on a day",
+    "server/http/gate.py": "lines of the log have the time",
     "server/service.py": "answers say when they were created",
 }
 """Files that read the clock on the wall, which may jump; all else measures time, by the monotonic one."""

@@ -328,7 +328,7 @@ class RegularGrammar:
 
     def _find_forced(self, state: int) -> list[int]:
         text, states = self._forced_text(state)
-        if text[:1] and 0x80 <= text[0] < 0xC0:  # within a character: the model's tokens for it began before
+        if not text or 0x80 <= text[0] < 0xC0:  # within a character: the model's tokens for it began before
             return []
         # From the first place where a token is allowed that goes on into what is open, anything may come.
         stop = len(text)
@@ -367,6 +367,8 @@ class RegularMatcher(Matcher):
     shortest way.
     """
 
+    free = False  # each step asks for it: an attribute is found faster than a property
+
     def __init__(self, grammar: RegularGrammar) -> None:
         self.grammar = grammar
         self._states = [0]  # after each token taken
@@ -377,6 +379,11 @@ class RegularMatcher(Matcher):
     def state(self) -> int | None:
         """The state in the grammar's table; None if another matcher has taken over."""
         return self._states[-1] if self._plain is None else None
+
+    @property
+    def successor(self) -> RegularMatcher:
+        """The matcher itself, even where another one closes the text."""
+        return self
 
     @property
     def closed(self) -> bool:
@@ -420,6 +427,20 @@ class RegularMatcher(Matcher):
             out[:] = row
         except ValueError:
             raise MatcherError(f"a mask row must be {len(row)} int32 words, got {out.shape}") from None
+
+    def fill_along(self, drafts: Sequence[int], out: Int32) -> int:
+        """Writes the masks before and after each of `drafts`; returns how many are right. Nothing is copied."""
+        if self._plain is not None:
+            return super().fill_along(drafts, out)
+        self.fill_mask(out[0])
+        grammar, state, right = self.grammar, self._states[-1], 1
+        for draft in drafts:
+            state = grammar.following(state, draft)
+            if state < 0:
+                break
+            out[right] = grammar.row(state)
+            right += 1
+        return right
 
     def accept(self, token: int, remaining: int | None = None, patience_s: float | None = None) -> int:
         """Advances by `token`, or by one that leaves a way to the end within `remaining`, and returns the one taken."""

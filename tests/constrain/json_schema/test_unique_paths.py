@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 
 from bough.constrain.json_schema.document import Document
+from bough.constrain.json_schema.emit import unseen_places
 from bough.constrain.json_schema.open.expand import Expander
 from bough.constrain.json_schema.open.graph import Graph
 from bough.constrain.json_schema.open.subschemas import Subschemas
@@ -50,7 +51,7 @@ def find(schema: Any, policy: Policy = "best_effort") -> tuple[DistinctPaths | N
     """The paths that `schema` holds apart, and the keywords that they leave to a check."""
     subschemas = Subschemas(Document(parse_schema(json.dumps(schema))), policy)
     graph = Graph(Expander(subschemas), frozenset({subschemas.literal("#", ())}))
-    paths, uncovered = distinct_paths(graph)
+    paths, uncovered = distinct_paths(graph, unseen_places(graph))
     return paths, {keyword for _, keyword in uncovered}
 
 

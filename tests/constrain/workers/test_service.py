@@ -431,7 +431,7 @@ def test_many_compilations_of_one_tenant_hold_up_another_no_longer_than_one() ->
         future.result(30.0)
     assert order.index("b2") < 12
     assert order.index("check of a") < 12
-    assert not service._turns._present
+    assert not service._turns._shares
     service.close()
 
 
@@ -446,7 +446,7 @@ def test_a_tenant_does_not_wait_for_another_ones_turn_to_have_the_same_compiled(
     assert all(service.drop(future) for future in flood[60:-1])
     for future in flood[:60]:
         future.result(30.0)
-    assert not service._turns._present
+    assert not service._turns._shares
     service.close()
 
 

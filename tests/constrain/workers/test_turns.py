@@ -63,8 +63,7 @@ def test_nothing_is_kept_of_tenants_that_have_left() -> None:
     assert not queue.remove("0", 0)
     while (taken := queue.pop()) is not None:
         queue.end(taken[0], 1.0)
-    shares = queue._turns
-    assert (len(queue), shares._present, shares._running, shares._used, queue._waiting) == (0, {}, {}, {}, {})
+    assert (len(queue), queue._turns._shares, queue._waiting) == (0, {}, {})
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 20)), min_size=1, max_size=60))

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from bough.runtime.protocol.request import Request
-from bough.server.http.event_stream import Merged
+from bough.server.http.answers import Merged
 from bough.server.http.protocol import BoundedProtocol
 
 from ..conftest import Running, Start

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.server.errors import ApiError
+from bough.server.http.access import MAX_HEADER_BYTES, MAX_HEADERS
 from bough.server.http.intake import Intake
-from bough.server.http.security import MAX_HEADER_BYTES, MAX_HEADERS
 
 from ..conftest import Running, Start
 from .test_protocol import connect, is_closed

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from bough.runtime.protocol.request import Request
+from bough.server.http.answers import Unsent
 from bough.server.http.protocol import _Rarely, connection_limit
-from bough.server.http.unsent import Unsent
 
 from ..conftest import Running, Start
 from ..fake_client import FakeClient, Script

@@ -26,9 +26,8 @@ from bough.runtime.protocol.program import Delta, Gen, Program, Text, Use
 from bough.runtime.protocol.request import Usage
 from bough.server.config import KeyLimits
 from bough.server.errors import ApiError
+from bough.server.http.access import Account, Bucket, Caller
 from bough.server.http.keys import parse_keys
-from bough.server.http.quota import Account, Bucket
-from bough.server.http.security import Caller
 
 from ...runtime.listening import Clock
 from ..conftest import Running, Start

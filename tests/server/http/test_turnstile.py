@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from bough.server.http.turnstile import ROUNDS, Turnstile
+from bough.server.http.door import ROUNDS, Turnstile
 
 
 class Rounds:

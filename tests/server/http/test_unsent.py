@@ -12,8 +12,8 @@ from starlette.types import Message
 
 from bough.runtime.protocol.program import Done
 from bough.server.errors import ApiError
+from bough.server.http.answers import PIECE_BYTES, Pieces, Unsent
 from bough.server.http.keys import parse_keys
-from bough.server.http.unsent import PIECE_BYTES, Pieces, Unsent
 
 from ..conftest import Running, Start
 from ..fake_client import FakeClient

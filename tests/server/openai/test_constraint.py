@@ -22,7 +22,7 @@ from bough.runtime.tools.tag_reader import Called, Said, TagReader
 from bough.server.errors import ApiError
 from bough.server.openai.constraint import to_constraint
 from bough.server.openai.objects import ChatBody
-from bough.server.openai.readers import ReasoningReader, TextReader, Thought
+from bough.server.openai.replies import ReasoningReader, TextReader, Thought
 from bough.server.openai.requests import decode_openai, to_messages
 from bough.server.openai.tools import Toolbox
 

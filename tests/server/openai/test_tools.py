@@ -18,7 +18,7 @@ from bough.constrain.spec import JsonSchema
 from bough.runtime.tools.tag_reader import Called, Said
 from bough.server.errors import ApiError
 from bough.server.openai.objects import ChatBody
-from bough.server.openai.readers import AutoReader, CallReader, Reader, parse_calls
+from bough.server.openai.replies import AutoReader, CallReader, Reader, parse_calls
 from bough.server.openai.tools import Toolbox, call_schema, to_toolbox
 
 from ..conftest import Running, Start

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 
-from bough.constrain import Choice, Grammar, GrammarCompiler, Lark, MatcherError, Regex, Vocabulary
+from bough.constrain import Choice, Grammar, GrammarCompiler, Lark, Matcher, MatcherError, Regex, Vocabulary
 from bough.constrain.lower import lower
 from bough.constrain.lowered import Tabulate
 from bough.constrain.matchers.table import tables as table_module
@@ -147,6 +149,25 @@ def test_forced_text_may_be_accepted_in_other_tokens_than_the_mask_allows(
     assert matcher.finished
     for token in (-1, vocabulary.size, len(vocabulary.tokens)):
         assert grammar.following(0, token) == -1
+
+
+@pytest.mark.parametrize(
+    "spec", [Regex("^[a-c]{2,4}-[0-9]$"), Choice(("red", "green", "gre"))], ids=["regex", "choice"]
+)
+def test_masks_along_drafts_are_those_of_copies(
+    compiler: GrammarCompiler, vocabulary: Vocabulary, spec: GrammarSpec
+) -> None:
+    rng, matcher = random.Random(0), compiler.compile(spec).matcher()
+    texts, most = b"aaabbbccc-00redgreen", 0
+    shape = 6, (vocabulary.size + 31) // 32
+    for _ in range(300):
+        drafts = [vocabulary.encode(chr(rng.choice(texts)))[0] for _ in range(5)]
+        rows, expected = np.full(shape, 7, np.int32), np.full(shape, 7, np.int32)
+        right = matcher.fill_along(drafts, rows)
+        assert right == Matcher.fill_along(matcher, drafts, expected)
+        assert (rows == expected).all() and list(matcher.taken) == []
+        most = max(most, right)
+    assert most > 2
 
 
 def test_what_is_kept_of_a_table_has_a_bound(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:

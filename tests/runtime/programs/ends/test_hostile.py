@@ -575,4 +575,4 @@ def test_long_texts_of_one_key_do_not_hold_up_those_of_another(
     place.drive(lambda: all(each.over for each in heard))
     assert order.index("q") == 1
     encodings = place.machine._encodings
-    assert encodings is not None and not encodings._turns._present
+    assert encodings is not None and not encodings._turns._shares

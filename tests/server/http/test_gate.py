@@ -14,8 +14,8 @@ import pytest
 from bough.runtime.protocol.errors import ErrorInfo
 from bough.runtime.protocol.program import Delta, Failed
 from bough.runtime.protocol.request import Usage
+from bough.server.http.gate import Line, RequestLog
 from bough.server.http.keys import parse_keys
-from bough.server.http.request_log import Line, RequestLog
 
 from ..conftest import Start
 from ..fake_client import FakeClient, Script

@@ -12,10 +12,10 @@ import pytest
 from bough.server.app import Routes
 from bough.server.config import ServerConfig
 from bough.server.errors import ApiError
-from bough.server.http import security
+from bough.server.http import access
+from bough.server.http.access import PUBLIC_PATHS, Guard, check_bind
 from bough.server.http.connection import Lifecycle
 from bough.server.http.keys import parse_keys, read_keys
-from bough.server.http.security import PUBLIC_PATHS, Guard, check_bind
 from bough.server.service import Service
 
 from ..conftest import Running, Start
@@ -205,6 +205,6 @@ def test_headers_are_bounded() -> None:
 
 
 def test_key_material_is_never_compared_with_an_operator() -> None:
-    for node in ast.walk(ast.parse(inspect.getsource(security))):
+    for node in ast.walk(ast.parse(inspect.getsource(access))):
         if isinstance(node, ast.Compare) and any(isinstance(op, ast.Eq | ast.NotEq | ast.In) for op in node.ops):
             assert not any(word in ast.unparse(node) for word in ("digest", "given"))

@@ -15,8 +15,8 @@ import pytest
 from bough.runtime.protocol.errors import EngineError
 from bough.runtime.protocol.program import Assign, Delta, Done, Failed, Program, ProgramEvent, Skipped, Value
 from bough.runtime.protocol.request import TokenLogprob
-from bough.server.http import backlog as backlog_module
-from bough.server.http.backlog import MAX_WAITING_BYTES, Backlog, Budget, WaitingEvents, WaitingParts
+from bough.server.http import answers
+from bough.server.http.answers import MAX_WAITING_BYTES, Backlog, Budget, WaitingEvents, WaitingParts
 
 from ..conftest import Running, Start
 from ..fake_client import FakeClient, Script
@@ -154,7 +154,7 @@ def test_a_large_end_waits_for_nobody_who_has_not_read_what_came_before() -> Non
 def test_a_large_end_is_not_encoded_to_be_counted() -> None:
     end = Done(texts=dict.fromkeys(range(50), "\n" + " " * 660_000))
     began = time.thread_time()
-    assert len(end.texts) * 660_000 <= backlog_module._size(end) <= 2 * len(end.texts) * 660_000
+    assert len(end.texts) * 660_000 <= answers._size(end) <= 2 * len(end.texts) * 660_000
     assert time.thread_time() - began < 0.002
 
 

@@ -1,0 +1,552 @@
+"""Answers on their way: errors, streams of events, and bounds of what readers that are slow have not taken."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
+from typing import Generic, Protocol, Self, TypeVar, cast
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from ...runtime.protocol.errors import ErrorInfo, to_exception
+from ...runtime.protocol.program import Delta, Done, Failed, ProgramEvent
+from ..errors import ApiError, ShuttingDownError, to_api_error
+from .access import request_id_of
+from .connection import ClientClosedError, Lifecycle, run_while_connected
+from .protocol import PROBE_OF_ANSWER
+
+T = TypeVar("T")
+
+PING = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
+
+MAX_WAITING_BYTES = 32 << 20
+"""Bound of what waits for one reader of a stream; a single item may be larger."""
+
+MAX_ALL_BYTES = 128 << 20
+"""Bound for all of them together; past it, readers with more than an equal share waiting are stopped."""
+
+SMALL_BYTES = 64 << 10
+"""Bytes of a program's end that is always taken."""
+
+NUM_AT_ONCE = 64
+"""Items that are taken before others have their turn."""
+
+PIECE_BYTES = 64 << 10
+"""Bytes that are handed to a connection at a time. An answer of no more is not counted."""
+
+MAX_UNSENT_BYTES = 256 << 20
+"""Bound of all large answers together."""
+
+logger = logging.getLogger("bough.server")
+
+
+# Errors
+
+
+class ErrorResponse(Response):
+    """Answers with an error, and notes it."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.body(), error.status, headers=dict(error.headers), media_type="application/json")
+        self._code = error.code
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        note_error(scope, self._code)
+        await super().__call__(scope, receive, send)
+
+
+def note_error(scope: Scope, code: str) -> None:
+    """Has the log and the metrics tell that the request ended with an error of this code."""
+    scope["bough.error"] = code
+
+
+# The streams of the engine as one
+
+
+class Merged(Generic[T]):
+    """Iterates over (index of the stream, item) in order of arrival, and None after each `quiet_s` without any.
+
+    The first exception of any stream is raised here. `close` (or leaving `async with`) closes every stream, which
+    aborts its work, and returns once they are closed; then `at_close` is called. `room` items of each stream may wait
+    to be taken.
+    """
+
+    def __init__(
+        self,
+        streams: Sequence[AsyncIterator[T]],
+        *,
+        quiet_s: float | None = None,
+        room: int = 4,
+        at_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._quiet_s = quiet_s
+        self._at_close = at_close
+        self._arrived: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue(
+            maxsize=room * (len(streams) + 1)
+        )
+        self._num_open = len(streams)
+        self._first: tuple[int, T] | None = None
+        self._pumps = [asyncio.ensure_future(self._pump(index, stream)) for index, stream in enumerate(streams)]
+
+    async def start(self) -> None:
+        """Waits for the first item of all, `quiet_s` at most: a refusal is raised before anything is answered."""
+        if self._num_open:
+            with suppress(TimeoutError):
+                self._first = await self._next(self._quiet_s)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[int, T] | None:
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        while self._num_open:
+            try:
+                item = await self._next(self._quiet_s)
+            except TimeoutError:
+                return None
+            if item is not None:
+                return item
+        raise StopAsyncIteration
+
+    async def _next(self, timeout_s: float | None) -> tuple[int, T] | None:
+        """The next item; None when a stream has ended."""
+        if self._arrived.empty() and timeout_s is not None:
+            async with asyncio.timeout(timeout_s):  # `wait_for` loses a cancellation that comes with an item
+                item = await self._arrived.get()
+        else:
+            item = await self._arrived.get()
+        if isinstance(item, Exception):
+            raise item
+        if item is None:
+            self._num_open -= 1
+        return item
+
+    async def _pump(self, index: int, stream: AsyncIterator[T]) -> None:
+        try:
+            async with aclosing(cast("AsyncGenerator[T]", stream)) as items:
+                async for item in items:
+                    await self._arrived.put((index, item))
+        except Exception as error:  # noqa: BLE001 (raised again where the items are taken)
+            await self._arrived.put(error)
+        else:
+            await self._arrived.put(None)
+
+    async def close(self) -> None:
+        for pump in self._pumps:
+            pump.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+        self._pumps.clear()  # a cancelled task keeps its frames, which keep this: only collections would end it
+        self._at_close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+# What waits for the reader of a stream, who stops only its own work by being slow
+
+
+class Budget:
+    """Bytes that wait for all readers of a server."""
+
+    def __init__(self, max_bytes: int = MAX_ALL_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+        self.num_readers = 0
+
+    def allows(self, num_bytes: int) -> bool:
+        """Tells whether a reader for whom `num_bytes` wait may go on."""
+        return self.num_bytes <= self.max_bytes or num_bytes * self.num_readers <= self.max_bytes
+
+
+class Waiting(Protocol[T]):
+    """Items that wait for one reader, in order."""
+
+    def __len__(self) -> int: ...
+
+    def put(self, item: T) -> int:
+        """Adds an item; returns how many bytes more wait."""
+
+    def take(self) -> tuple[T, int]:
+        """Takes the first item, with its bytes."""
+
+    def clear(self) -> None: ...
+
+    def must_take(self, item: T) -> bool:
+        """Tells whether an item is taken however much waits."""
+
+    def failure(self, error: ErrorInfo) -> T | None:
+        """Returns the item that tells of an error; None: it is raised."""
+
+
+async def _close_nothing() -> None:
+    """Closes nothing."""
+
+
+class Backlog(AsyncIterator[T]):
+    """Items of one stream, made as fast as their work goes on, for a reader that may be slower.
+
+    When too much waits, the reader finds an error with the code "reader_too_slow" in place of everything that it has
+    not taken, and the work ends: that of other readers is not affected. `close`, which may be awaited again, ends what
+    `items` are made of, where to close them does not. Close it: that ends the work, unless it is over.
+    """
+
+    def __init__(
+        self,
+        items: AsyncIterator[T],
+        waiting: Waiting[T],
+        budget: Budget,
+        *,
+        close: Callable[[], Awaitable[None]] = _close_nothing,
+        max_bytes: int = MAX_WAITING_BYTES,
+    ) -> None:
+        self._items = items
+        self._waiting = waiting
+        self._budget = budget
+        self._close = close
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._arrived = asyncio.Event()
+        self._error: Exception | None = None
+        self._pump: asyncio.Task[None] | None = None
+
+    async def __anext__(self) -> T:
+        if self._pump is None:
+            self._budget.num_readers += 1
+            self._pump = asyncio.ensure_future(self._take_all())
+            self._pump.add_done_callback(lambda _: self._arrived.set())
+        while not self._waiting:
+            if self._pump.done():
+                if self._error is not None:
+                    raise self._error
+                raise StopAsyncIteration
+            self._arrived.clear()
+            await self._arrived.wait()
+        item, num_bytes = self._waiting.take()
+        self._count(-num_bytes)
+        return item
+
+    async def aclose(self) -> None:
+        if self._pump is not None:
+            self._pump.cancel()
+            await asyncio.gather(self._pump, return_exceptions=True)
+            self._pump = None
+            self._forget()
+            self._budget.num_readers -= 1
+        await self._close()
+
+    async def _take_all(self) -> None:
+        try:
+            async with aclosing(cast("AsyncGenerator[T]", self._items)) as items:
+                num_taken = 0
+                async for item in items:
+                    if self._is_full and not self._waiting.must_take(item):
+                        self._give_up()
+                        break
+                    self._put(item)
+                    num_taken += 1
+                    if num_taken % NUM_AT_ONCE == 0:
+                        await asyncio.sleep(0)
+            await self._close()
+        except Exception as error:  # noqa: BLE001  raised again where the items are taken
+            self._error = error
+
+    @property
+    def _is_full(self) -> bool:
+        return self._num_bytes > self._max_bytes or not self._budget.allows(self._num_bytes)
+
+    def _give_up(self) -> None:
+        """Puts an error in the place of all that waits."""
+        error = ErrorInfo(
+            code="reader_too_slow",
+            message=f"{self._num_bytes} bytes were waiting for a client that did not read them: the work was stopped, "
+            "and they were dropped",
+        )
+        self._forget()
+        last = self._waiting.failure(error)
+        if last is None:
+            self._error = to_exception(error)
+        else:
+            self._put(last)
+
+    def _put(self, item: T) -> None:
+        self._count(self._waiting.put(item))
+        self._arrived.set()
+
+    def _forget(self) -> None:
+        self._waiting.clear()
+        self._count(-self._num_bytes)
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_bytes += num_bytes
+        self._budget.num_bytes += num_bytes
+
+
+class WaitingParts:
+    """Parts of an answer that wait."""
+
+    def __init__(self) -> None:
+        self._parts: deque[bytes] = deque()
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def put(self, item: bytes) -> int:
+        self._parts.append(item)
+        return len(item)
+
+    def take(self) -> tuple[bytes, int]:
+        part = self._parts.popleft()
+        return part, len(part)
+
+    def clear(self) -> None:
+        self._parts.clear()
+
+    def must_take(self, item: bytes) -> bool:
+        return False
+
+    def failure(self, error: ErrorInfo) -> None:
+        return None
+
+
+class WaitingEvents:
+    """Events of a program that wait. Deltas of one value are merged."""
+
+    def __init__(self) -> None:
+        self._entries: deque[_Entry] = deque()
+        self._growing: dict[tuple[int, str], _Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def put(self, item: ProgramEvent) -> int:
+        if isinstance(item, Delta):
+            place = item.branch, item.name
+            grown = self._growing.get(place)
+            if grown is not None:
+                return grown.grow(item)
+            entry = self._growing[place] = _Entry(item)
+        else:
+            entry = _Entry(item)
+            self._growing.clear()  # nothing that is said later comes before this
+        self._entries.append(entry)
+        return entry.num_bytes
+
+    def take(self) -> tuple[ProgramEvent, int]:
+        entry = self._entries.popleft()
+        if isinstance(entry.event, Delta):
+            self._growing.pop((entry.event.branch, entry.event.name), None)
+        return entry.whole(), entry.num_bytes
+
+    def clear(self) -> None:
+        self._entries.clear()
+        self._growing.clear()
+
+    def must_take(self, item: ProgramEvent) -> bool:
+        """A program's own end is taken, unless it is large."""
+        return isinstance(item, Done | Failed) and _size(item) <= SMALL_BYTES
+
+    def failure(self, error: ErrorInfo) -> ProgramEvent:
+        return Failed(error=error)
+
+
+class _Entry:
+    """An event that waits, with what later deltas have added to it."""
+
+    __slots__ = ("event", "more", "num_bytes")
+
+    def __init__(self, event: ProgramEvent) -> None:
+        self.event = event
+        self.more: list[Delta] = []
+        self.num_bytes = _size(event)
+
+    def grow(self, delta: Delta) -> int:
+        """Adds a delta of the same value; returns how many bytes more wait."""
+        self.more.append(delta)
+        num_bytes = _size(delta) if delta.logprobs else len(delta.text)
+        self.num_bytes += num_bytes
+        return num_bytes
+
+    def whole(self) -> ProgramEvent:
+        if not self.more:
+            return self.event
+        assert isinstance(self.event, Delta)
+        deltas = (self.event, *self.more)
+        return Delta(
+            self.event.branch,
+            self.event.name,
+            "".join(delta.text for delta in deltas),
+            tuple(entry for delta in deltas for entry in delta.logprobs),
+            {token: text for delta in deltas for token, text in delta.token_texts.items()},
+        )
+
+
+def _size(event: ProgramEvent) -> int:
+    if isinstance(event, Done):  # its texts may be large: to encode them would hold up the event loop
+        return sum(map(sys.getsizeof, event.texts.values()))
+    return len(msgspec.msgpack.encode(event))
+
+
+# Server-sent events, which end when their reader leaves
+
+
+def event(value: object) -> bytes:
+    """Writes one event: a line of JSON."""
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+class EventStream(Response):
+    """Sends `events`, one at a time. `close` is awaited however it ends.
+
+    An error becomes the last event, in place of the mark of a regular end. An event of which only a part was sent ends
+    before it.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncIterator[bytes],
+        *,
+        close: Callable[[], Awaitable[None]],
+        lifecycle: Lifecycle,
+        grammar_param: str = "response_format",
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._close = close
+        self._lifecycle = lifecycle
+        self._grammar_param = grammar_param
+        self._is_sending = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[PROBE_OF_ANSWER] = PING
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            try:
+                await run_while_connected(self._send_events(scope, send), receive, self._lifecycle)
+            except ShuttingDownError as error:
+                await self._send_error(scope, send, error)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except (ClientClosedError, OSError):
+            logger.debug("a client left its stream")
+        finally:
+            await self._close()
+
+    async def _send_events(self, scope: Scope, send: Send) -> None:
+        try:
+            async for part in self._events:
+                self._is_sending = True
+                await _send_part(send, part)
+                self._is_sending = False
+        except (ClientClosedError, OSError):
+            raise
+        except Exception as error:  # the status is sent, so the error goes into the stream
+            answer = to_api_error(error, grammar_param=self._grammar_param)
+            if answer.status == 500:
+                logger.exception("the stream of request %s failed", request_id_of(scope))
+            await self._send_error(scope, send, answer)
+
+    async def _send_error(self, scope: Scope, send: Send, error: ApiError) -> None:
+        note_error(scope, error.code)
+        end_of_part = b"\n\n" if self._is_sending else b""
+        await _send_part(send, end_of_part + b"data: " + error.body() + b"\n\n")
+
+
+async def _send_part(send: Send, part: bytes) -> None:
+    await send({"type": "http.response.body", "body": part, "more_body": True})
+
+
+# Large answers, whose bytes are shared between keys, so that no key's readers take all memory
+
+
+class Unsent:
+    """Bytes of large answers that their readers have not taken, by key.
+
+    A key may have as many as are left to all: one alone takes half, of two that want all each has a third, and there is
+    always room for another one (dynamic thresholds; Choudhury and Hahne, IEEE/ACM ToN 6(2), 1998).
+    """
+
+    def __init__(self, max_bytes: int = MAX_UNSENT_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self._of: Counter[str] = Counter()
+
+    @property
+    def num_bytes(self) -> int:
+        return self._of.total()
+
+    def hold(self, key: str, num_bytes: int) -> None:
+        """Counts bytes of an answer. Raises ApiError if they are too many."""
+        if self._of[key] + num_bytes > self.max_bytes - self.num_bytes:
+            message = "Too much answer data is waiting to be read: read your pending answers, then try again."
+            raise ApiError(503, "engine_overloaded", message, retry_after_s=1.0)
+        self._of[key] += num_bytes
+
+    def release(self, key: str, num_bytes: int) -> None:
+        self._of[key] -= num_bytes
+        if not self._of[key]:
+            del self._of[key]
+
+
+class Pieces:
+    """Sends the messages of an answer, large ones in pieces, and counts what is left of them for `key`.
+
+    Nothing else is sent between the pieces of one: the `scope` has no probe then, nor later if the rest is given up.
+    """
+
+    def __init__(self, unsent: Unsent, send: Send, scope: Scope) -> None:
+        self.key = ""
+        self._unsent = unsent
+        self._send = send
+        self._scope = scope
+        self._num_held = 0
+
+    async def send(self, message: Message) -> None:
+        """Sends a message. Raises ApiError before anything of it is sent if it is too much for the key."""
+        if message["type"] == "http.response.start":
+            length = Headers(raw=message["headers"]).get("content-length", "0")
+            self._hold(int(length))  # of an answer in one part: it is refused before its status is sent
+        elif len(body := message.get("body", b"")) > PIECE_BYTES:
+            await self._send_in_pieces(body, more_body=message.get("more_body", False))
+            return
+        await self._send(message)
+
+    async def _send_in_pieces(self, body: bytes, *, more_body: bool) -> None:
+        if not self._num_held:
+            self._hold(len(body))
+        probe = self._scope.pop(PROBE_OF_ANSWER, None)
+        for start in range(0, len(body), PIECE_BYTES):
+            end = min(start + PIECE_BYTES, len(body))
+            more = more_body or end < len(body)
+            await self._send({"type": "http.response.body", "body": body[start:end], "more_body": more})
+            self._release(end - start)
+        if probe is not None:
+            self._scope[PROBE_OF_ANSWER] = probe
+
+    def close(self) -> None:
+        """Forgets what was not sent."""
+        self._release(self._num_held)
+
+    def _hold(self, num_bytes: int) -> None:
+        if num_bytes > PIECE_BYTES:
+            self._unsent.hold(self.key, num_bytes)
+            self._num_held += num_bytes
+
+    def _release(self, num_bytes: int) -> None:
+        num_bytes = min(num_bytes, self._num_held)
+        if num_bytes:
+            self._num_held -= num_bytes
+            self._unsent.release(self.key, num_bytes)
