@@ -14,8 +14,7 @@ from ..runtime.protocol.program import SelectMethod
 from .backend import Backend, resolve_backend, set_default_backend
 from .control import ToolTurns
 from .diagnostics.errors import ProgramError, UnsupportedError
-from .diagnostics.located import located
-from .diagnostics.source_lines import caller
+from .diagnostics.source_lines import caller, located
 from .function import AsyncFunction, Function, State
 from .record.choices import ChoicesSamplingMethod, method_name
 from .record.expression import Choose, Expression, Generate, Picture, RoleClose, RoleOpen, Series, items_of

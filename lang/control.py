@@ -12,8 +12,7 @@ from typing import Any
 
 from ..runtime.protocol.errors import RequestError
 from .diagnostics.errors import ProgramError
-from .diagnostics.located import located
-from .diagnostics.source_lines import Place, caller, place
+from .diagnostics.source_lines import Place, caller, located, place
 from .function import Function
 from .record.condition import Comparison, Condition, CountOf, Operand, TimesOf
 from .record.expression import Control, Expression, Generate, RoleClose, RoleOpen

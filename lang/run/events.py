@@ -9,7 +9,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from ...runtime.protocol.program import Delta, ProgramEvent
 from ..diagnostics.errors import ProgramError
-from ..diagnostics.located import users_lines
+from ..diagnostics.source_lines import users_lines
 from ..session.body import in_body, wait_for
 from ..state.state import State
 from .run import Invocation, PullDriver, Run, TaskDriver

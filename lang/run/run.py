@@ -18,8 +18,7 @@ from ...runtime.protocol.errors import BoughError
 from ...runtime.protocol.program import ProgramEvent
 from ..backend import Backend
 from ..diagnostics.errors import ProgramError
-from ..diagnostics.located import add_line, users_lines
-from ..diagnostics.source_lines import Place, caller
+from ..diagnostics.source_lines import Place, add_line, caller, users_lines
 from ..observe import otel
 from ..record.variables import Submission
 from ..session.attempts import asettle, settle

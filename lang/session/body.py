@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 import greenlet
 
 from ..diagnostics.errors import ProgramError
-from ..diagnostics.located import users_lines
-from ..diagnostics.source_lines import Place, caller
+from ..diagnostics.source_lines import Place, caller, users_lines
 
 Result = TypeVar("Result")
 

@@ -13,8 +13,7 @@ import msgspec
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.request import Usage
 from ..diagnostics.errors import ProgramError
-from ..diagnostics.located import add_line, users_lines
-from ..diagnostics.source_lines import caller
+from ..diagnostics.source_lines import add_line, caller, users_lines
 from ..observe.timelines.timeline import Timeline
 from ..record.expression import Expression, Generate, RoleClose, RoleOpen, Series, items_of
 from ..record.options import SamplingOptions, clean_options, wrong_kind

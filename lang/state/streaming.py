@@ -10,8 +10,7 @@ from typing import Any, Generic, TypeVar
 from ...constrain.json_text.partial import PartialReader
 from ...constrain.spec import JsonSchema
 from ..diagnostics.errors import ProgramError, UnsupportedError
-from ..diagnostics.located import users_lines
-from ..diagnostics.source_lines import caller
+from ..diagnostics.source_lines import caller, users_lines
 from ..record.expression import RoleClose, RoleOpen
 from ..record.variables import Block, Derived, Entry, Kept, Slot, Submission, marks_of
 from ..session.attempts import settling
