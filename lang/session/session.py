@@ -38,7 +38,7 @@ from ..diagnostics.source_lines import Place, place
 from ..observe.otel import RunSpans
 from ..record.recorder import Recorder
 from ..record.variables import Entry, Kept, Slot, Submission
-from .body import Awaited, inside, spawn
+from .body import Body, inside, spawn
 from .replay import Replay
 
 
@@ -287,18 +287,6 @@ class Wait(NamedTuple):
     submission: Callable[[], Submission | None]
 
 
-class Pending(Protocol):
-    """A value that is asked for until it is right."""
-
-    slot: Slot
-
-    def over(self) -> bool:
-        """The latest value is there, or will never be."""
-
-    def judge(self) -> None:
-        """Takes the latest value, or asks again."""
-
-
 class Settings(NamedTuple):
     """Settings of a run: `log` keeps every event, for streams of them; `timeout_s` is of the whole program."""
 
@@ -334,23 +322,6 @@ class Outbox:
     branches: set[int] = field(default_factory=lambda: {0})
     to_cancel: dict[int, Place] = field(default_factory=dict)
     tools: dict[str, ToolCall] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Body:
-    """The program's body: the state that it appends to, the thread that it records on (0: none yet), whether it has
-    returned, what it awaits, how many other programs it has called, the values that are asked for until they are right,
-    the branches that hold attempts at them, and those with a check that have not been read, with the `Branch` of each.
-    """
-
-    state: object = None
-    thread: int = 0
-    ended: bool = False
-    awaited: Awaited = field(default_factory=Awaited)
-    num_calls: int = 0
-    attempts: list[Pending] = field(default_factory=list)
-    trials: set[int] = field(default_factory=set)
-    unread: dict[Slot, Any] = field(default_factory=dict)
 
 
 class Session:
@@ -603,6 +574,29 @@ class Session:
     def wait_quiet(self) -> None:
         """Blocks until nothing is running."""
         self.wait(lambda: self.quiet, lambda: next((s for s in self.outbox.submissions if not s.ended), None))
+
+    def settling(self) -> Iterator[Wait]:
+        """Yields what has to be waited for until each value that is asked for with retries is there.
+
+        Raises:
+            ProgramError: one was never right.
+        """
+        while self.body.attempts:
+            self.send()
+            for attempts in list(self.body.attempts):
+                yield Wait(attempts.over, lambda slot=attempts.slot: slot.submission)  # type: ignore[misc]
+                self.raise_error()
+                attempts.judge()
+
+    def settle(self) -> None:
+        """Waits for the same."""
+        for wait in self.settling():
+            self.wait(*wait)
+
+    async def asettle(self) -> None:
+        """Waits for the same in a task."""
+        for wait in self.settling():
+            await self.await_until(wait.done)
 
     def raise_error(self) -> None:
         """Raises what the program failed with, if it has failed."""

@@ -13,7 +13,6 @@ from ..diagnostics.errors import ProgramError, UnsupportedError
 from ..diagnostics.source_lines import caller, users_lines
 from ..record.expression import RoleClose, RoleOpen
 from ..record.variables import Block, Derived, Entry, Kept, Slot, Submission, marks_of
-from ..session.attempts import settling
 from ..session.branch import Branch
 from ..session.replay import Piece, Turn, text_of
 from ..session.session import Session, Wait
@@ -391,7 +390,7 @@ def _grown(session: Session, slot: Slot, num_seen: int) -> bool:
 def _attempts(session: Session) -> Iterator[Wait]:
     """Until the values that the body has asked for with retries are right, for the body itself."""
     if session.records_here:
-        yield from settling(session)
+        yield from session.settling()
 
 
 def _until_known(branch: Branch, name: str) -> Iterator[Wait]:

@@ -13,7 +13,6 @@ from ...runtime.protocol.program import Value
 from ..diagnostics.errors import ProgramError
 from ..diagnostics.source_lines import caller
 from ..record.variables import Derived, Entry, Fixed, Gathered, Kept, Passage, Slot, Submission
-from ..session.attempts import settle
 from ..session.branch import Branch
 from ..session.replay import Joined, Line, Outcome, Turn, text_of
 from ..session.session import Session, Wait
@@ -369,7 +368,7 @@ def sync(branch: Branch) -> None:
     session = branch.session
     session.refuse_in_block()
     if session.records_here:
-        settle(session)
+        session.settle()
     if not session.may_send:
         session.wait(lambda: session.finished, lambda: _running(session))
     session.send()
