@@ -307,7 +307,6 @@ class Tally:
     """
 
     usage: Usage = field(default_factory=Usage)
-    num_requests: int = 0
     log: list[ProgramEvent] = field(default_factory=list)
     refused: dict[tuple[int, str], str] = field(default_factory=dict)
     began: float = 0.0
@@ -315,11 +314,10 @@ class Tally:
 
 @dataclass(slots=True)
 class Outbox:
-    """Submissions of a run, the branches that they have sent, those to be cancelled once they are sent, its tools."""
+    """Submissions of a run, the branches to be cancelled once they are sent, its tools."""
 
     deadline: float | None
     submissions: list[Submission] = field(default_factory=list)
-    branches: set[int] = field(default_factory=lambda: {0})
     to_cancel: dict[int, Place] = field(default_factory=dict)
     tools: dict[str, ToolCall] = field(default_factory=dict)
 
@@ -417,8 +415,7 @@ class Session:
             if self.recorder.empty:
                 return
             ops, places, slots = self.recorder.take(more=not self.body.ended)
-            self.outbox.branches.update(child for op in walk(ops) if isinstance(op, Fork) for child in op.children)
-            due = [branch for branch in self.outbox.to_cancel if branch in self.outbox.branches]
+            due = [branch for branch in self.outbox.to_cancel if _begins(ops, branch)]
             said = [self.outbox.to_cancel.pop(branch) for branch in due]
             self._start((*ops, *map(Cancel, due)), (*places, *said), slots)
 
@@ -485,7 +482,7 @@ class Session:
         with self.changed:
             if self.error is not None or self.finished or self.arrivals.failure_of(branch) is not None:
                 return
-            if branch not in self.outbox.branches:
+            if not _begins(self.ops, branch):
                 self.outbox.to_cancel[branch] = place()
                 return
             if self.quiet and not self.keeps_state:
@@ -509,10 +506,9 @@ class Session:
                     self.arrivals.fail(branch, error)
                 case BranchRestarted(branch=branch, kept=kept):
                     self.arrivals.restart(branch, kept)
-                case Done(usage=usage, requests=num_requests):
+                case Done(usage=usage):
                     submission.ended = True
                     self.tally.usage += usage
-                    self.tally.num_requests += num_requests
                     self.arrivals.take_end(self.outbox.submissions.index(submission), event)
                 case Failed(error=info, branch=branch, index=index):
                     if not (submission.cancels and info.code == "state_not_found"):  # nothing was left to be cancelled
@@ -668,3 +664,8 @@ class Session:
             if self.spans is not None:
                 self.spans.end(self.error)
             self.notify()
+
+
+def _begins(ops: Iterable[Op], branch: int) -> bool:
+    """Tells whether one of the instructions forks the branch."""
+    return any(isinstance(op, Fork) and branch in op.children for op in walk(ops))
