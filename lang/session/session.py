@@ -281,10 +281,10 @@ class Driver(Protocol):
 
 
 class Wait(NamedTuple):
-    """Something is not known before `done`; `submission` is what it waits for, once that is known."""
+    """Something is not known before `done`; `slot` is whose value has to come for it, if one's has."""
 
     done: Callable[[], bool]
-    submission: Callable[[], Submission | None]
+    slot: Slot | None = None
 
 
 class Settings(NamedTuple):
@@ -383,9 +383,9 @@ class Session:
         return bool(self.outbox.submissions) and self.outbox.submissions[-1].program.keep
 
     @property
-    def quiet(self) -> bool:
-        """Nothing is running."""
-        return all(submission.ended for submission in self.outbox.submissions)
+    def running(self) -> Submission | None:
+        """The first submission that has not ended."""
+        return next((submission for submission in self.outbox.submissions if not submission.ended), None)
 
     def time_left(self) -> float | None:
         """Seconds that the program still has.
@@ -485,11 +485,11 @@ class Session:
             if not _begins(self.ops, branch):
                 self.outbox.to_cancel[branch] = place()
                 return
-            if self.quiet and not self.keeps_state:
+            if self.running is None and not self.keeps_state:
                 return
             submission = self._start((Cancel(branch),), (place(),), [], cancels=True)
         if submission.events is not None:  # nobody else brings them
-            self.wait(lambda: submission.begun, lambda: submission)
+            self._wait(lambda: submission.begun, lambda: submission)
 
     # What comes back
 
@@ -552,9 +552,9 @@ class Session:
 
     # Waiting
 
-    def wait(self, done: Callable[[], bool], submission: Callable[[], Submission | None]) -> None:
-        """Blocks until `done`, or until the program has failed."""
-        self._driver.wait(self, lambda: self.error is not None or done(), submission)
+    def wait(self, done: Callable[[], bool], slot: Slot | None = None) -> None:
+        """Blocks until `done`, for which a value of `slot` has to come, or until the program has failed."""
+        self._wait(done, lambda: None if slot is None else slot.submission)
 
     async def await_until(self, done: Callable[[], bool]) -> None:
         """The same for a task, whose events others bring. Also ends when the program has failed."""
@@ -569,7 +569,14 @@ class Session:
 
     def wait_quiet(self) -> None:
         """Blocks until nothing is running."""
-        self.wait(lambda: self.quiet, lambda: next((s for s in self.outbox.submissions if not s.ended), None))
+        self._wait(lambda: self.running is None, lambda: self.running)
+
+    def wait_finished(self) -> None:
+        """Blocks until the program has ended."""
+        self._wait(lambda: self.finished, lambda: self.running)
+
+    def _wait(self, done: Callable[[], bool], submission: Callable[[], Submission | None]) -> None:
+        self._driver.wait(self, lambda: self.error is not None or done(), submission)
 
     def settling(self) -> Iterator[Wait]:
         """Yields what has to be waited for until each value that is asked for with retries is there.
@@ -580,7 +587,7 @@ class Session:
         while self.body.attempts:
             self.send()
             for attempts in list(self.body.attempts):
-                yield Wait(attempts.over, lambda slot=attempts.slot: slot.submission)  # type: ignore[misc]
+                yield Wait(attempts.over, attempts.slot)
                 self.raise_error()
                 attempts.judge()
 
@@ -616,7 +623,7 @@ class Session:
 
     async def afinish(self, judge: Callable[[], None]) -> None:
         self._close()
-        await self.await_until(lambda: self.quiet)
+        await self.await_until(lambda: self.running is None)
         self.raise_error()
         if self.body.unread:
             await spawn(judge)  # a check may wait, for another program

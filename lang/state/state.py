@@ -476,7 +476,7 @@ class State(Generic[Result]):
         with users_lines:
             await session.asettle()
             session.send()
-            await session.await_until(lambda: session.quiet)
+            await session.await_until(lambda: session.running is None)
             session.raise_error()
 
     def error(self) -> BaseException | None:
