@@ -18,7 +18,7 @@ from ..diagnostics.source_lines import Place, leading_to
 from ..record.expression import Expression, Generate, RoleClose, RoleOpen
 from ..record.options import merge_options
 from ..record.recorder import OpNode, Recorder
-from ..record.variables import Kept, Mark, Piece, Slot
+from ..record.variables import Entry, Kept, Mark, Piece, Slot
 from ..types.checks import reason_of
 from .session import Session
 
@@ -43,8 +43,8 @@ class Asker(Protocol):
         """Returns the parameters of a generation."""
         ...
 
-    def set_attempted(self, name: str, slot: Slot) -> None:
-        """The variable `name` is what `slot` holds: an answer, or why there is none."""
+    def set_entry(self, name: str, entry: Entry) -> None:
+        """Makes `entry` what the variable holds from here on."""
 
     def record_held(self, item: str | Expression, here: Place) -> None:
         """Records what had to wait for the value."""
@@ -203,7 +203,7 @@ class Attempts:
         branch = self.branch
         branch.session.body.attempts.remove(self)
         branch.attempts = None
-        branch.set_attempted(self.name, self.slot)
+        branch.set_entry(self.name, self.slot)  # which holds an answer, or why there is none
         for item, here in self.held:
             branch.record_held(item, here)
 

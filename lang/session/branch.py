@@ -105,10 +105,6 @@ class Branch:
             case RoleClose(role=role):
                 self._close(role, here)
 
-    def set_attempted(self, name: str, slot: Slot) -> None:
-        """The value `slot` of the variable `name` was accepted, or there will be none."""
-        self._set(name, slot)
-
     def _append(self, item: object) -> None:
         if isinstance(item, Series):
             for part in item.items:
@@ -130,8 +126,8 @@ class Branch:
             case Reasoned(generate=generate):
                 slot = self._generate(generate)
                 slot.convert = item.convert
-                self._set(slot.variable, Derived(slot, item.convert))
-                self._set(f"{slot.variable}_reasoning_content", Derived(slot, item.reasoning))
+                self.set_entry(slot.variable, Derived(slot, item.convert))
+                self.set_entry(f"{slot.variable}_reasoning_content", Derived(slot, item.reasoning))
             case Choose():
                 self._choose(item)
             case Using():
@@ -247,7 +243,7 @@ class Branch:
     def _add_slot(self, slot: Slot, *, appended: bool = True) -> Slot:
         if appended:
             self.marks.append(slot)
-        self._set(slot.variable, slot)
+        self.set_entry(slot.variable, slot)
         return slot
 
     def _open(self, role: str, here: Place) -> None:
@@ -280,7 +276,7 @@ class Branch:
             raise ProgramError(_no_name(name), code="invalid_program", place=place())
         match value:
             case Reference() | Variable():
-                self._set(name, self._as_it_is(name, self.entry_of(value)))
+                self.set_entry(name, self._as_it_is(name, self.entry_of(value)))
             case Expression():
                 raise ProgramError(
                     f"a variable cannot be {type(value).__name__}, which has no value before it is appended: append "
@@ -289,7 +285,7 @@ class Branch:
                     place=place(),
                 )
             case _:
-                self._set(name, Fixed(value))
+                self.set_entry(name, Fixed(value))
 
     def _as_it_is(self, name: str, entry: Entry) -> Entry:
         """Keeps what `entry` is here and now, if a loop that is being recorded changes it later."""
@@ -348,9 +344,10 @@ class Branch:
                 f"the variable {name!r} cannot be made of text with a when or repeat_until in it", place=place()
             )
         passage = Passage(tuple(mark for mark in marks if isinstance(mark, str | Slot | Kept)))
-        self._set(name, self._as_it_is(name, passage))
+        self.set_entry(name, self._as_it_is(name, passage))
 
-    def _set(self, name: str, entry: Entry) -> None:
+    def set_entry(self, name: str, entry: Entry) -> None:
+        """Makes `entry` what the variable holds from here on."""
         with self.session.changed:
             self.variables[name] = entry
             self._set_here.add(name)
@@ -448,7 +445,7 @@ class Branch:
         join = Join(self.id, tuple(child.id for child in children), mode)
         self.recorder.add(OpNode(join, place(), gathered=gathered))
         for name, entry in gathered.items():
-            self._set(name, entry)
+            self.set_entry(name, entry)
         for child in children:
             child.closed = "it has been joined"
             if mode == "append":
