@@ -14,11 +14,10 @@ from ..runtime.protocol.program import SelectMethod
 from .backend import Backend, resolve_backend, set_default_backend
 from .control import ToolTurns
 from .diagnostics.errors import ProgramError, UnsupportedError
-from .diagnostics.located import located
-from .diagnostics.source_lines import caller
+from .diagnostics.source_lines import caller, located
 from .function import AsyncFunction, Function, State
 from .record.choices import ChoicesSamplingMethod, method_name
-from .record.expression import Choose, Expression, Generate, Picture, RoleClose, RoleOpen, Series, items_of
+from .record.expression import Choose, Expression, Generate, Picture, RoleClose, RoleOpen, Series
 from .record.options import (
     SGLANG_ORDER,
     GenOptions,
@@ -327,7 +326,7 @@ def _message(role: str, expression: str | Expression | None) -> Expression:
             code="invalid_program",
             place=caller(),
         )
-    return Series((RoleOpen(role), *items_of(expression), RoleClose(role)))
+    return Series((RoleOpen(role), expression, RoleClose(role)))
 
 
 def _instead(given: object) -> str:

@@ -11,8 +11,7 @@ from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.program import Program, ProgramEvent
 from ..runtime.tools.registry import ToolCall
 from .diagnostics.errors import ProgramError
-from .diagnostics.located import at_line
-from .diagnostics.source_lines import caller
+from .diagnostics.source_lines import caller, located
 
 
 class Backend(Protocol):
@@ -62,7 +61,7 @@ def set_default_backend(backend: Backend | None) -> None:
 
     >>> bough.set_default_backend(bough.LocalBackend())
     """
-    with at_line():
+    with located:
         _default.backend = None if backend is None else checked_backend(backend)
 
 

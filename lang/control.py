@@ -12,8 +12,7 @@ from typing import Any
 
 from ..runtime.protocol.errors import RequestError
 from .diagnostics.errors import ProgramError
-from .diagnostics.located import located
-from .diagnostics.source_lines import Place, caller, place
+from .diagnostics.source_lines import Place, caller, located, place
 from .function import Function
 from .record.condition import Comparison, Condition, CountOf, Operand, TimesOf
 from .record.expression import Control, Expression, Generate, RoleClose, RoleOpen
@@ -106,7 +105,7 @@ def _check(condition: object) -> None:
 def _recording(body: Body | None, name: str) -> Record:
     """Returns a function that records what a block holds."""
     if body is None:
-        return lambda branch: None
+        return _nothing
     if isinstance(body, str | Expression):
         return lambda branch: branch.append(body)
     if isinstance(body, State):
@@ -164,7 +163,19 @@ class WhenBlock(Control):
     otherwise: Record
 
     def record_in(self, branch: Branch) -> None:
-        _record_when(branch, self.condition, self.then, self.otherwise)
+        here = place()
+        before = dict(branch.variables)
+        asked = _bound(self.condition, branch, here, {})
+        blocks = [_record(branch, record, before, here) for record in (self.then, self.otherwise)]
+        after: Variables = {}
+        for name in dict.fromkeys((*before, *blocks[0].variables, *blocks[1].variables)):
+            first, second = (block.variables.get(name) or branch.carried(name) for block in blocks)
+            if first is second and first is not None:
+                after[name] = first
+            else:
+                after[name] = _either(branch.id, name, first, second, blocks, here)
+        branch.recorder.add(WhenNode(branch.id, asked, blocks[0].nodes, blocks[1].nodes, here))
+        branch.end_block(after)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,7 +190,48 @@ class RepeatBlock(Control):
     at_most: int
 
     def record_in(self, branch: Branch) -> None:
-        _record_repeat(branch, self.body, self.until, self.at_most)
+        here = place()
+        before = dict(branch.variables)
+        carried = {name: Kept(branch.id, name, carried=True, before=entry) for name, entry in before.items()}
+        asked: list[Condition] = []
+
+        def turn(inner: Branch) -> None:
+            self.body(inner)
+            asked.append(_bound(self.until, inner, here, carried))
+
+        branch.loops.append(carried)
+        try:
+            recorded = _record(branch, turn, dict(carried), here)
+        finally:
+            branch.loops.pop()
+        after: Variables = {}
+        for name, entry in recorded.variables.items():
+            unchanged = entry is carried.get(name)
+            after[name] = before[name] if unchanged and name in before else entry
+        for name, kept in carried.items():
+            entry = recorded.variables.get(name, kept)
+            if entry is kept:
+                kept.unchanged = True
+                if kept.referred:
+                    refer(kept.before)
+                continue
+            recorded.nodes.append(_assigned(kept, entry, here))
+            branch.recorder.add(AssignNode(kept, kept.before, here))
+            if kept.looked_at:
+                raise ProgramError(
+                    f"{name!r} was read in a loop that sets it: it would be the same in every turn; use "
+                    f"s.ref({name!r})",
+                    code="invalid_program",
+                    place=here,
+                )
+            if kept.referred and not kept.has_text:
+                raise ProgramError(
+                    f"{name!r} is referred to in a loop that makes it a list of several branches' values",
+                    code="invalid_program",
+                    place=here,
+                )
+        branch.recorder.add(RepeatNode(branch.id, recorded.nodes, asked[0], self.at_most, here))
+        branch.end_block(after)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -221,7 +273,7 @@ class ToolTurns(Control):
             inner.record_turn(self.generate, offered.of(choice), calls)
 
         def turns(inner: Branch, at_most: int) -> None:
-            _record_repeat(inner, turn, Variable(calls) == "[]", at_most)
+            RepeatBlock(turn, Variable(calls) == "[]", at_most).record_in(inner)
 
         last = partial(turn, choice="none")
         if offered.choice == "none" or offered.max_turns == 1:
@@ -232,28 +284,12 @@ class ToolTurns(Control):
         else:
             turn(branch, offered.choice)
             if offered.max_turns > 2:
-                _record_when(branch, more, partial(turns, at_most=offered.max_turns - 2), _nothing)
-        _record_when(branch, more, last, _nothing)
+                WhenBlock(more, partial(turns, at_most=offered.max_turns - 2), _nothing).record_in(branch)
+        WhenBlock(more, last, _nothing).record_in(branch)
 
 
 def _nothing(branch: Branch) -> None:
     """Records nothing."""
-
-
-def _record_when(branch: Branch, condition: Condition, then: Record, otherwise: Record) -> None:
-    here = place()
-    before = dict(branch.variables)
-    asked = _bound(condition, branch, here, {})
-    blocks = [_record(branch, record, before, here) for record in (then, otherwise)]
-    after: Variables = {}
-    for name in dict.fromkeys((*before, *blocks[0].variables, *blocks[1].variables)):
-        first, second = (block.variables.get(name) or branch.carried(name) for block in blocks)
-        if first is second and first is not None:
-            after[name] = first
-        else:
-            after[name] = _either(branch.id, name, first, second, blocks, here)
-    branch.recorder.add(WhenNode(branch.id, asked, blocks[0].nodes, blocks[1].nodes, here))
-    branch.end_block(after)
 
 
 def _either(
@@ -266,50 +302,6 @@ def _either(
     for one, other in zip_longest(elements_of(first), elements_of(second)):
         kept.elements.append(_either(branch, name, one, other, blocks, here))
     return kept
-
-
-def _record_repeat(branch: Branch, body: Record, until: Condition, at_most: int) -> None:
-    here = place()
-    before = dict(branch.variables)
-    carried = {name: Kept(branch.id, name, carried=True, before=entry) for name, entry in before.items()}
-    asked: list[Condition] = []
-
-    def turn(inner: Branch) -> None:
-        body(inner)
-        asked.append(_bound(until, inner, here, carried))
-
-    branch.loops.append(carried)
-    try:
-        recorded = _record(branch, turn, dict(carried), here)
-    finally:
-        branch.loops.pop()
-    after: Variables = {}
-    for name, entry in recorded.variables.items():
-        unchanged = entry is carried.get(name)
-        after[name] = before[name] if unchanged and name in before else entry
-    for name, kept in carried.items():
-        entry = recorded.variables.get(name, kept)
-        if entry is kept:
-            kept.unchanged = True
-            if kept.referred:
-                refer(kept.before)
-            continue
-        recorded.nodes.append(_assigned(kept, entry, here))
-        branch.recorder.add(AssignNode(kept, kept.before, here))
-        if kept.looked_at:
-            raise ProgramError(
-                f"{name!r} was read in a loop that sets it: it would be the same in every turn; use s.ref({name!r})",
-                code="invalid_program",
-                place=here,
-            )
-        if kept.referred and not kept.has_text:
-            raise ProgramError(
-                f"{name!r} is referred to in a loop that makes it a list of several branches' values",
-                code="invalid_program",
-                place=here,
-            )
-    branch.recorder.add(RepeatNode(branch.id, recorded.nodes, asked[0], at_most, here))
-    branch.end_block(after)
 
 
 def _record(branch: Branch, record: Record, variables: Variables, here: Place) -> _Recorded:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
 from ..runtime.protocol.errors import BoughError
 from .backend import Backend, resolve_backend
 from .diagnostics.errors import ProgramError
-from .diagnostics.located import located, users_lines
-from .diagnostics.source_lines import caller
+from .diagnostics.source_lines import caller, located, users_lines
 from .record.options import (
     OF_CALLS,
     OF_ITEMS,

@@ -20,7 +20,7 @@ from ...runtime.protocol.program import Done, Failed, Program, ProgramEvent
 from ...runtime.tools.registry import ToolCall
 from ..backend import TEXT_ONLY
 from ..diagnostics.errors import BackendError
-from ..diagnostics.located import at_line
+from ..diagnostics.source_lines import located
 from ..observe.otel import trace_headers
 from .apis.http_client import MAX_ANSWER_BYTES, MAX_ERROR_BYTES, ahead
 from .messages.tools import NO_TOOLS
@@ -51,7 +51,7 @@ class HttpBackend:
     def __init__(
         self, base_url: str, api_key: str | None = None, *, timeout_s: float = 600.0, verify: str | None = None
     ) -> None:
-        with at_line():
+        with located:
             base = server_url(base_url)
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
             raise RequestError("an api_key has visible ASCII characters only", param="api_key")

@@ -13,7 +13,7 @@ from ...runtime.protocol.program import Program, ProgramEvent
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from ...runtime.tools.registry import ToolCall
 from ..backend import TEXT_ONLY
-from ..diagnostics.located import at_line
+from ..diagnostics.source_lines import located
 from ..record.options import nearest
 from .messages.tools import NO_TOOLS
 
@@ -33,7 +33,7 @@ class LocalBackend:
         if client is not None and (model is not None or engine_options):
             raise TypeError("give a model with its options, or a client; not both")
         self._owns_client = client is None
-        with at_line():
+        with located:
             self.client = client if client is not None else _load(model, engine_options)
 
     @property

@@ -20,9 +20,8 @@ from ...runtime.templates.fill import fill
 from ...runtime.templates.results import Results
 from ...runtime.tools.registry import ToolCall
 from ..backend import Backend, resolve_backend
-from ..diagnostics.errors import ProgramError, explain
-from ..diagnostics.located import blamed, users_lines
-from ..diagnostics.source_lines import Place, caller
+from ..diagnostics.errors import ProgramError, blamed, explain
+from ..diagnostics.source_lines import Place, caller, users_lines
 from ..observe import otel as observe
 from ..record.options import OPTION_NAMES, checked_timeout
 from ..run.batch import check_batch, count_at_once, split_item

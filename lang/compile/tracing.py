@@ -244,7 +244,7 @@ class _TracingSession(Session):
         _refuse("cancelling a branch")
 
     def send(self) -> None:
-        """Sends nothing; `wait` reports that."""
+        """Sends nothing; the driver reports that."""
 
     def refuse_checks(self, here: Place) -> None:
         raise CompileError(
@@ -252,9 +252,6 @@ class _TracingSession(Session):
             "bough.repeat_until",
             place=here,
         )
-
-    def wait(self, done: Callable[[], bool], submission: Callable[[], Submission | None]) -> None:
-        _refuse("waiting for a value")
 
     async def await_until(self, done: Callable[[], bool]) -> None:
         _refuse("waiting for a value")
@@ -298,7 +295,7 @@ class _Never:
         _refuse("running")
 
     def wait(self, session: Session, done: Callable[[], bool], submission: Callable[[], Submission | None]) -> None:
-        _refuse("waiting")
+        _refuse("waiting for a value")
 
     def stop(self, session: Session) -> None:
         """Nothing runs."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from ...runtime.protocol.errors import BoughError, ErrorInfo, to_info
 from ...runtime.protocol.program import CallTools, Gen, Op, Program, Select, Use, named_tools, walk
-from .source_lines import UNKNOWN, Place
+from .source_lines import UNKNOWN, Place, add_line
 
 
 class ProgramError(BoughError):
@@ -120,6 +121,19 @@ def _describe(op: Op) -> str:
     if isinstance(op, CallTools):
         return f"the calls in {op.of!r}"
     return f"{kind} {op.name!r}" if isinstance(op, Gen | Select) else kind
+
+
+@contextmanager
+def blamed(here: Place) -> Iterator[None]:
+    """Names the line `here` in errors that have none: as the place of a program's, in the message of others."""
+    try:
+        yield
+    except ProgramError as error:
+        error.place = error.place or here
+        raise
+    except (BoughError, TypeError) as error:
+        add_line(error, here)
+        raise
 
 
 def explain(program: Program, places: Sequence[Place], info: ErrorInfo, branch: int, index: int | None) -> ProgramError:

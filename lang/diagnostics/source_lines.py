@@ -1,13 +1,16 @@
-"""Places in the user's code where instructions were recorded."""
+"""Lines of the user's code: where instructions were recorded, and those that errors name and tracebacks show."""
 
 from __future__ import annotations
 
 import contextlib
+import linecache
 import os
 import sys
 from traceback import walk_tb
 from types import FrameType, TracebackType
 from typing import NamedTuple
+
+from ...runtime.protocol.errors import BoughError, ModelError, RequestError
 
 _ROOT = __name__.partition(".")[0]
 _OURS = tuple(f"{_ROOT}.{layer}" for layer in ("lang", "runtime", "constrain", "cli"))
@@ -16,6 +19,8 @@ _INSTALLED = os.path.join(_STANDARD, "site-packages") + os.sep
 _PACKAGES = f"{os.sep}site-packages{os.sep}"
 _BOUNDARIES = frozenset({f"{_ROOT}.lang.run.run", f"{_ROOT}.lang.compile.tracing"})
 """The modules that call a program's body."""
+_MARK = "\n  at "
+"""Stands before the line in a message."""
 
 
 class Place(NamedTuple):
@@ -77,26 +82,6 @@ def raised(error: BaseException) -> Place:
     return found[-1]._replace(callers=tuple(found[:-1])) if found else UNKNOWN
 
 
-def users_only(traceback: TracebackType | None) -> TracebackType | None:
-    """A traceback without the lines of this package and of Python's own modules; None if no others are in it."""
-    kept = [(frame, line) for frame, line in walk_tb(traceback) if _is_users(frame, _module(frame))]
-    last: TracebackType | None = None
-    for frame, line in reversed(kept):
-        last = TracebackType(last, frame, frame.f_lasti, line)
-    return last
-
-
-def is_raised_by_user(error: BaseException) -> bool:
-    """Tells whether the user's own code has raised the error, or a package that it calls."""
-    for frame, _ in reversed(list(walk_tb(error.__traceback__))):
-        file = frame.f_code.co_filename
-        if _module(frame).partition(".")[0] == _ROOT:
-            return False
-        if _PACKAGES not in file and not file.startswith((_STANDARD, "<frozen ")):
-            return True
-    return False
-
-
 def _module(frame: FrameType) -> str:
     name: str = frame.f_globals.get("__name__", "")
     return name
@@ -111,3 +96,83 @@ def _is_users(frame: FrameType, module: str) -> bool:
 
 def _place(frame: FrameType) -> Place:
     return Place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+# Errors
+
+
+def add_line(error: BaseException, here: Place | None = None) -> None:
+    """Puts the user's line behind an error's message, unless it has one. `message` stays as it is."""
+    here = here or caller()
+    text = str(error)
+    if here == UNKNOWN or _has_line(error):
+        return
+    source = linecache.getline(here.file, here.line).strip()
+    error.args = (f"{text}{_MARK}{here.file}:{here.line}, in {here.function}" + (f"\n    {source}" if source else ""),)
+
+
+def _has_line(error: BaseException) -> bool:
+    return any(isinstance(argument, str) and _MARK in argument for argument in error.args)
+
+
+class _Located(contextlib.ContextDecorator):
+    """Puts the line that calls the function, or that the block is called from, behind the messages of errors that say
+    that arguments are wrong. To decorate functions, and for `with`."""
+
+    def __enter__(self) -> None:
+        """Does nothing."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, RequestError | ModelError | TypeError):
+            add_line(error)
+
+
+located = _Located()
+
+
+class _UsersLines(contextlib.ContextDecorator):
+    """Leaves the user's lines alone in tracebacks of errors that the user can mend: those of bough, and what the user's
+    own code raises. Where bough itself is wrong, all lines stay. To decorate functions, and for `with`."""
+
+    def __enter__(self) -> None:
+        """Does nothing."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None and (isinstance(error, BoughError) or _has_line(error) or _is_raised_by_user(error)):
+            _trim(error)
+
+
+users_lines = _UsersLines()
+
+
+def _trim(error: BaseException) -> None:
+    """Cuts an error's traceback, and those of the errors that led to it."""
+    left: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while left:
+        one = left.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        one.__traceback__ = users_only(one.__traceback__)
+        left += [one.__cause__, None if one.__suppress_context__ else one.__context__]
+
+
+def users_only(traceback: TracebackType | None) -> TracebackType | None:
+    """A traceback without the lines of this package and of Python's own modules; None if no others are in it."""
+    kept = [(frame, line) for frame, line in walk_tb(traceback) if _is_users(frame, _module(frame))]
+    last: TracebackType | None = None
+    for frame, line in reversed(kept):
+        last = TracebackType(last, frame, frame.f_lasti, line)
+    return last
+
+
+def _is_raised_by_user(error: BaseException) -> bool:
+    """Tells whether the user's own code has raised the error, or a package that it calls."""
+    for frame, _ in reversed(list(walk_tb(error.__traceback__))):
+        file = frame.f_code.co_filename
+        if _module(frame).partition(".")[0] == _ROOT:
+            return False
+        if _PACKAGES not in file and not file.startswith((_STANDARD, "<frozen ")):
+            return True
+    return False

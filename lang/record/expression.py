@@ -130,8 +130,9 @@ class Series(Expression):
 
 
 def items_of(expression: str | Expression) -> Iterator[str | Expression]:
-    """The parts of a series, or the one thing that it is."""
+    """The parts of a series, also of one in it, or the one thing that it is."""
     if isinstance(expression, Series):
-        yield from expression.items
+        for item in expression.items:
+            yield from items_of(item)
     else:
         yield expression

@@ -209,12 +209,7 @@ def checked_option(name: str, value: object) -> Any:
     Raises:
         RequestError: it is of another type; the message names the option, and says what was given.
     """
-    what, read = _KINDS[name]
-    refuse_unknown(name, value)
-    try:
-        return read(value)
-    except TypeError:
-        raise wrong_kind(name, what, value) from None
+    return _read(name, _KINDS[name], value)
 
 
 def checked_timeout(value: object, name: str = "timeout_s") -> float | None:
@@ -225,10 +220,7 @@ def checked_timeout(value: object, name: str = "timeout_s") -> float | None:
     """
     if value is None:
         return None
-    try:
-        seconds = _number(value)
-    except TypeError:
-        raise wrong_kind(name, "a number of seconds", value) from None
+    seconds: float = _read(name, ("a number of seconds", _number), value)
     if not seconds > 0:
         raise RequestError(f"{name} must be more than 0, got {seconds:g}", param=name)
     return seconds
@@ -243,16 +235,19 @@ def checked_retries(value: object) -> int | None:
     Raises:
         RequestError: it is no whole number, or out of range.
     """
-    if value is None:
-        return None
-    refuse_unknown("retries", value)
-    try:
-        number = _whole(value)
-    except TypeError:
-        raise wrong_kind("retries", "a whole number", value) from None
-    if not 0 <= number <= MAX_RETRIES:
-        raise RequestError(f"retries must be 0 to {MAX_RETRIES}, got {number}", param="retries")
-    return number or None
+    return None if value is None else checked_whole("retries", value, 0, MAX_RETRIES) or None
+
+
+def checked_whole(name: str, value: object, least: int, most: int) -> int:
+    """A whole number.
+
+    Raises:
+        RequestError: it is none, or out of range.
+    """
+    number: int = _read(name, _WHOLE, value)
+    if not least <= number <= most:
+        raise RequestError(f"{name} must be {least} to {most}, got {number}", param=name)
+    return number
 
 
 def checked_flag(name: str, value: object) -> bool:
@@ -261,10 +256,16 @@ def checked_flag(name: str, value: object) -> bool:
     Raises:
         RequestError: it is neither True nor False.
     """
+    return value is not None and bool(_read(name, _FLAG, value))
+
+
+def _read(name: str, kind: _Kind, value: object) -> Any:
+    what, read = kind
+    refuse_unknown(name, value)
     try:
-        return value is not None and _flag(value)
+        return read(value)
     except TypeError:
-        raise wrong_kind(name, _FLAG, value) from None
+        raise wrong_kind(name, what, value) from None
 
 
 def refuse_unknown(name: str, value: object) -> None:
@@ -350,23 +351,17 @@ def _biases(value: object) -> dict[int, float]:
     raise TypeError
 
 
-_FLAG = "True or False"
-
 _Kind = tuple[str, Callable[[object], Any]]
+_FLAG: _Kind = "True or False", _flag
+_WHOLE: _Kind = "a whole number", _whole
+_NUMBER: _Kind = "a number", _number
 _KINDS: Mapping[str, _Kind] = {
-    **dict.fromkeys(
-        ("max_tokens", "max_new_tokens", "min_tokens", "n", "top_k", "seed", "logprobs", "top_logprobs_num"),
-        ("a whole number", _whole),
-    ),
-    "logprob_start_len": ("a whole number", _whole),
-    **dict.fromkeys(
-        ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"),
-        ("a number", _number),
-    ),
-    **dict.fromkeys(
-        ("ignore_eos", "include_stop", "skip_special_tokens", "token_healing", "return_logprob"), (_FLAG, _flag)
-    ),
-    **dict.fromkeys(("return_text_in_logprobs", "use_thread"), (_FLAG, _flag)),
+    **dict.fromkeys(("max_tokens", "max_new_tokens", "min_tokens", "n", "top_k", "seed"), _WHOLE),
+    **dict.fromkeys(("logprobs", "top_logprobs_num", "logprob_start_len"), _WHOLE),
+    **dict.fromkeys(("temperature", "top_p", "min_p"), _NUMBER),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty", "repetition_penalty"), _NUMBER),
+    **dict.fromkeys(("ignore_eos", "include_stop", "skip_special_tokens", "token_healing"), _FLAG),
+    **dict.fromkeys(("return_logprob", "return_text_in_logprobs", "use_thread"), _FLAG),
     **dict.fromkeys(("stop", "stop_regex"), ("text, or a list of texts", _texts)),
     "stop_token_ids": ("a list of token ids", _tokens),
     "logit_bias": ("a dict of numbers by token id", _biases),

@@ -9,7 +9,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from ...runtime.protocol.program import Delta, ProgramEvent
 from ..diagnostics.errors import ProgramError
-from ..diagnostics.located import users_lines
+from ..diagnostics.source_lines import users_lines
 from ..session.body import in_body, wait_for
 from ..state.state import State
 from .run import Invocation, PullDriver, Run, TaskDriver
@@ -66,7 +66,7 @@ class EventStream(Iterator[ProgramEvent], AsyncIterator[ProgramEvent], Generic[R
     @users_lines
     def __next__(self) -> ProgramEvent:
         if in_body():
-            event = wait_for(self._anext_or_none())
+            event = wait_for(anext(self, None))
             if event is None:
                 raise StopIteration
             return event
@@ -111,12 +111,6 @@ class EventStream(Iterator[ProgramEvent], AsyncIterator[ProgramEvent], Generic[R
             self._run = Run(self._call, driver)
             start(self._run)
         return self._run
-
-    async def _anext_or_none(self) -> ProgramEvent | None:
-        try:
-            return await self.__anext__()
-        except StopAsyncIteration:
-            return None
 
 
 class TextStream(Iterator[str], AsyncIterator[str]):

@@ -18,11 +18,9 @@ from ...runtime.protocol.errors import BoughError
 from ...runtime.protocol.program import ProgramEvent
 from ..backend import Backend
 from ..diagnostics.errors import ProgramError
-from ..diagnostics.located import add_line, users_lines
-from ..diagnostics.source_lines import Place, caller
+from ..diagnostics.source_lines import Place, add_line, caller, users_lines
 from ..observe import otel
 from ..record.variables import Submission
-from ..session.attempts import asettle, settle
 from ..session.body import Scope, Watch, current, in_body, spawn, wait_for
 from ..session.branch import Branch
 from ..session.loops import background, on_a_loop
@@ -145,7 +143,7 @@ class Run:
             try:
                 result = await self._body()
                 self._returned(result)
-                await asettle(self.session)
+                await self.session.asettle()
             finally:
                 current.reset(token)
         else:
@@ -168,7 +166,7 @@ class Run:
         token = self._enter()
         try:
             self._returned(self._body())
-            settle(self.session)
+            self.session.settle()
         finally:
             current.reset(token)
 

@@ -7,20 +7,20 @@ several branches are made side by side.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from ...runtime.protocol.program import Cancel, Delta, Fork, Gen, Join, RoleBegin, RoleEnd
+from ...runtime.protocol.sampling_params import SamplingParams
 from ..diagnostics.errors import ProgramError
 from ..diagnostics.source_lines import Place, leading_to
 from ..record.expression import Expression, Generate, RoleClose, RoleOpen
 from ..record.options import merge_options
 from ..record.recorder import OpNode, Recorder
-from ..record.variables import Kept, Mark, Piece, Slot
+from ..record.variables import Entry, Kept, Mark, Piece, Slot
 from ..types.checks import reason_of
-from .room import sampling_of
-from .session import Session, Wait
+from .session import Session
 
 
 class Asker(Protocol):
@@ -39,8 +39,12 @@ class Asker(Protocol):
     @property
     def marks(self) -> list[Mark]: ...
 
-    def set_attempted(self, name: str, slot: Slot) -> None:
-        """The variable `name` is what `slot` holds: an answer, or why there is none."""
+    def sampling_of(self, item: Generate, here: Place) -> SamplingParams:
+        """Returns the parameters of a generation."""
+        ...
+
+    def set_entry(self, name: str, entry: Entry) -> None:
+        """Makes `entry` what the variable holds from here on."""
 
     def record_held(self, item: str | Expression, here: Place) -> None:
         """Records what had to wait for the value."""
@@ -199,42 +203,16 @@ class Attempts:
         branch = self.branch
         branch.session.body.attempts.remove(self)
         branch.attempts = None
-        branch.set_attempted(self.name, self.slot)
+        branch.set_entry(self.name, self.slot)  # which holds an answer, or why there is none
         for item, here in self.held:
             branch.record_held(item, here)
-
-
-def settling(session: Session) -> Iterator[Wait]:
-    """Yields what has to be waited for until each value that is asked for with retries is there.
-
-    Raises:
-        ProgramError: one was never right.
-    """
-    while session.body.attempts:
-        session.send()
-        for attempts in list(session.body.attempts):
-            yield Wait(attempts.over, lambda slot=attempts.slot: slot.submission)  # type: ignore[misc]
-            session.raise_error()
-            attempts.judge()
-
-
-def settle(session: Session) -> None:
-    """Waits for the same."""
-    for wait in settling(session):
-        session.wait(*wait)
-
-
-async def asettle(session: Session) -> None:
-    """Waits for the same in a task."""
-    for wait in settling(session):
-        await session.await_until(wait.done)
 
 
 def _record(branch: Asker, item: Generate, name: str | None, child: int, here: Place) -> Slot:
     """Records an attempt."""
     variable, sent = branch.recorder.name_for(child, name, "gen")
     slot = Slot(child, sent, item.convert, here, kind=item.kind, variable=variable)
-    sampling = sampling_of(item, branch.defaults, branch.session.backend, here)
+    sampling = branch.sampling_of(item, here)
     branch.recorder.add(OpNode(Gen(child, sent, sampling, item.grammar, item.timeout_s), here, slot))
     return slot
 

@@ -11,13 +11,14 @@ import time
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 import greenlet
 
 from ..diagnostics.errors import ProgramError
-from ..diagnostics.located import users_lines
-from ..diagnostics.source_lines import Place, caller
+from ..diagnostics.source_lines import Place, caller, users_lines
+from ..record.variables import Slot
 
 Result = TypeVar("Result")
 
@@ -172,19 +173,48 @@ def _has_task(coroutine: Coroutine[Any, Any, Any]) -> bool:
     return False
 
 
+class Pending(Protocol):
+    """A value that is asked for until it is right."""
+
+    slot: Slot
+
+    def over(self) -> bool:
+        """The latest value is there, or will never be."""
+
+    def judge(self) -> None:
+        """Takes the latest value, or asks again."""
+
+
+@dataclass(slots=True)
+class Body:
+    """The program's body: the state that it appends to, the thread that it records on (0: none yet), whether it has
+    returned, what it awaits, how many other programs it has called, the values that are asked for until they are right,
+    the branches that hold attempts at them, and those with a check that have not been read, with the `Branch` of each.
+    """
+
+    state: object = None
+    thread: int = 0
+    ended: bool = False
+    awaited: Awaited = field(default_factory=Awaited)
+    num_calls: int = 0
+    attempts: list[Pending] = field(default_factory=list)
+    trials: set[int] = field(default_factory=set)
+    unread: dict[Slot, Any] = field(default_factory=dict)
+
+
 # Plain functions on an event loop
 
 Watch = Callable[[float], None]
 """Is told for how many seconds a body has held the event loop, each time that it lets go of it."""
 
 
-class _Body(greenlet.greenlet):
+class _Greenlet(greenlet.greenlet):
     """A function that may wait for the event loop, on the loop's own thread."""
 
 
 def in_body() -> bool:
     """The caller runs in a function that `spawn` has started: it may use `wait_for`."""
-    return isinstance(greenlet.getcurrent(), _Body)
+    return isinstance(greenlet.getcurrent(), _Greenlet)
 
 
 def wait_for(awaitable: Awaitable[Result]) -> Result:
@@ -198,7 +228,7 @@ def wait_for(awaitable: Awaitable[Result]) -> Result:
 
 async def spawn(body: Callable[[], Result], watch: Watch | None = None) -> Result:
     """The result of `body`, a plain function that may use `wait_for`. It shares the task's context variables."""
-    child = _Body(body)
+    child = _Greenlet(body)
     child.gr_context = greenlet.getcurrent().gr_context
     outcome = _resume(child, watch, child.switch)
     while not child.dead:
@@ -215,7 +245,7 @@ async def spawn(body: Callable[[], Result], watch: Watch | None = None) -> Resul
     return result
 
 
-def _resume(child: _Body, watch: Watch | None, enter: Callable[..., Any], *values: Any) -> Any:
+def _resume(child: _Greenlet, watch: Watch | None, enter: Callable[..., Any], *values: Any) -> Any:
     """Lets the body go on: what it waits for next or, if it is dead then, what it has returned."""
     child.parent = greenlet.getcurrent()  # where it comes back to, which is not always where it was started
     if watch is None:
@@ -227,7 +257,7 @@ def _resume(child: _Body, watch: Watch | None, enter: Callable[..., Any], *value
         watch(time.monotonic() - start)
 
 
-def _abandon(child: _Body) -> None:
+def _abandon(child: _Greenlet) -> None:
     """Ends a body whose task was thrown away while it waited, so that its `finally` blocks run."""
     try:
         child.parent = greenlet.getcurrent()

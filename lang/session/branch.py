@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...runtime.protocol.program import CallTools, Fork, Gen, Join, JoinMode, Offer, RoleBegin, RoleEnd, Select
+from ...runtime.protocol.sampling_params import SamplingParams
 from ..diagnostics.errors import ProgramError, UnsupportedError
 from ..diagnostics.source_lines import Place, leading_to, place
 from ..record.condition import Condition, Operand
-from ..record.expression import Choose, Control, Expression, Generate, Picture, RoleClose, RoleOpen, items_of
-from ..record.options import OF_BRANCHES, apart, nearest, refuse_unknown
+from ..record.expression import Choose, Control, Expression, Generate, Picture, RoleClose, RoleOpen, Series, items_of
+from ..record.options import OF_BRANCHES, apart, merge_options, nearest, refuse_unknown
 from ..record.reasoning import Reasoned
 from ..record.recorder import AssignNode, OpNode, Recorder, UseNode
 from ..record.variables import BLOCK, Block, Derived, Entry, Fixed, Gathered, Kept, Mark, Passage, Piece, Slot, marks_of
 from ..tools.tool import Tool, Using
 from ..types.annotations import as_json
-from .attempts import Attempts, Held, settle
-from .room import sampling_of
+from .attempts import Attempts, Held
 from .session import Session
 
 
@@ -88,23 +88,12 @@ class Branch:
             ProgramError: it cannot stand here.
         """
         self.check_open()
-        if not isinstance(expression, str | Expression):
-            raise ProgramError(
-                f"only text, expressions and references can be appended, got {_named(expression)}",
-                code="invalid_program",
-                place=place(),
-            )
-        for item in items_of(expression):
-            if self.attempts is not None and isinstance(item, str | RoleOpen | RoleClose):
-                self.attempts.held.append(Held(item, place()))
-            else:
-                self.settle()
-                self._append(item)
+        self._append(expression)
 
     def settle(self, *others: Branch) -> None:
         """Waits until the values that it, and the others, have asked for are right."""
         if any(branch.attempts is not None for branch in (self, *others)) and self.session.records_here:
-            settle(self.session)
+            self.session.settle()
 
     def record_held(self, item: str | Expression, here: Place) -> None:
         """Records what had to wait for a value, of the line `here`."""
@@ -116,18 +105,20 @@ class Branch:
             case RoleClose(role=role):
                 self._close(role, here)
 
-    def set_attempted(self, name: str, slot: Slot) -> None:
-        """The value `slot` of the variable `name` was accepted, or there will be none."""
-        self._set(name, slot)
-
-    def _append(self, item: str | Expression) -> None:
+    def _append(self, item: object) -> None:
+        if isinstance(item, Series):
+            for part in item.items:
+                self._append(part)
+            return
+        if self.attempts is not None and isinstance(item, str | RoleOpen | RoleClose):
+            self.attempts.held.append(Held(item, place()))
+            return
+        self.settle()
         match item:
             case str() | RoleOpen() | RoleClose():
                 self.record_held(item, place())
-            case Reference(name=name):
+            case Reference(name=name) | Variable(name=name):
                 self._append_marks(marks_of(name, self.entry_of(item)))
-            case Variable(name=name):
-                self._append_marks(marks_of(name, self.look_up(name)))
             case Generate(retries=int()):
                 self.attempts = Attempts.begin(self, item)
             case Generate():
@@ -135,8 +126,8 @@ class Branch:
             case Reasoned(generate=generate):
                 slot = self._generate(generate)
                 slot.convert = item.convert
-                self._set(slot.variable, Derived(slot, item.convert))
-                self._set(f"{slot.variable}_reasoning_content", Derived(slot, item.reasoning))
+                self.set_entry(slot.variable, Derived(slot, item.convert))
+                self.set_entry(f"{slot.variable}_reasoning_content", Derived(slot, item.reasoning))
             case Choose():
                 self._choose(item)
             case Using():
@@ -147,6 +138,12 @@ class Branch:
                 taken = ", ".join(sorted(self.session.backend.modalities))
                 raise UnsupportedError(
                     f"{type(self.session.backend).__name__} takes {taken}, not images", param="image", place=place()
+                )
+            case _:
+                raise ProgramError(
+                    f"only text, expressions and references can be appended, got {_named(item)}",
+                    code="invalid_program",
+                    place=place(),
                 )
 
     def _append_marks(self, marks: tuple[Piece, ...], here: Place | None = None) -> None:
@@ -170,11 +167,30 @@ class Branch:
             self.session.refuse_checks(leading_to(item.place))
         name, sent = self.recorder.name_for(self.id, item.name, "gen")
         slot = Slot(self.id, sent, item.convert, leading_to(item.place), kind=item.kind, variable=name)
-        sampling = sampling_of(item, self.defaults, self.session.backend, slot.place)
+        sampling = self.sampling_of(item, slot.place)
         self.recorder.add(OpNode(Gen(self.id, sent, sampling, item.grammar, item.timeout_s, offer), slot.place, slot))
         if item.check:
             self.session.body.unread[slot] = self
         return self._add_slot(slot)
+
+    def sampling_of(self, item: Generate, here: Place) -> SamplingParams:
+        """Returns the parameters of a generation.
+
+        Raises:
+            ProgramError: no value of its type has room in `max_tokens`. Backends with the model's tokenizer tell here;
+                servers refuse the program.
+        """
+        sampling = merge_options(self.defaults, item.options)
+        tokenizer = getattr(self.session.backend, "tokenizer", None)
+        if item.grammar is None or tokenizer is None:
+            return sampling
+        from ...runtime.programs.room import is_tight, refusal, too_small  # noqa: PLC0415  once a type is asked for
+
+        tight = is_tight(item.grammar, sampling.max_tokens)
+        if tight and (reason := too_small(item.grammar, sampling, tokenizer)) is not None:
+            kind = getattr(item.kind, "__name__", None) or "its constraint"
+            raise ProgramError(refusal(sampling, kind, reason), code="invalid_value", param="max_tokens", place=here)
+        return sampling
 
     def _choose(self, item: Choose) -> None:
         name, sent = self.recorder.name_for(self.id, item.name, "select")
@@ -215,10 +231,8 @@ class Branch:
         match item:
             case str():
                 return (item,)
-            case Reference(name=name):
+            case Reference(name=name) | Variable(name=name):
                 return marks_of(name, self.entry_of(item))
-            case Variable(name=name):
-                return marks_of(name, self.look_up(name))
             case _:
                 raise ProgramError(
                     f"a tool's argument can contain texts and references, not {type(item).__name__}",
@@ -229,7 +243,7 @@ class Branch:
     def _add_slot(self, slot: Slot, *, appended: bool = True) -> Slot:
         if appended:
             self.marks.append(slot)
-        self._set(slot.variable, slot)
+        self.set_entry(slot.variable, slot)
         return slot
 
     def _open(self, role: str, here: Place) -> None:
@@ -261,10 +275,8 @@ class Branch:
         if not isinstance(name, str):
             raise ProgramError(_no_name(name), code="invalid_program", place=place())
         match value:
-            case Reference():
-                self._set(name, self._as_it_is(name, self.entry_of(value)))
-            case Variable(name=other):
-                self._set(name, self._as_it_is(name, self.look_up(other)))
+            case Reference() | Variable():
+                self.set_entry(name, self._as_it_is(name, self.entry_of(value)))
             case Expression():
                 raise ProgramError(
                     f"a variable cannot be {type(value).__name__}, which has no value before it is appended: append "
@@ -273,7 +285,7 @@ class Branch:
                     place=place(),
                 )
             case _:
-                self._set(name, Fixed(value))
+                self.set_entry(name, Fixed(value))
 
     def _as_it_is(self, name: str, entry: Entry) -> Entry:
         """Keeps what `entry` is here and now, if a loop that is being recorded changes it later."""
@@ -284,8 +296,10 @@ class Branch:
         self.recorder.add(AssignNode(kept, entry, place()))
         return kept
 
-    def entry_of(self, reference: Reference) -> Entry:
-        """Returns what a reference is to."""
+    def entry_of(self, reference: Reference | Variable) -> Entry:
+        """Returns what a reference is to, or what a variable holds here and now."""
+        if isinstance(reference, Variable):
+            return self.look_up(reference.name)
         if reference.session is self.session:
             return reference.entry
         raise ProgramError(
@@ -330,9 +344,10 @@ class Branch:
                 f"the variable {name!r} cannot be made of text with a when or repeat_until in it", place=place()
             )
         passage = Passage(tuple(mark for mark in marks if isinstance(mark, str | Slot | Kept)))
-        self._set(name, self._as_it_is(name, passage))
+        self.set_entry(name, self._as_it_is(name, passage))
 
-    def _set(self, name: str, entry: Entry) -> None:
+    def set_entry(self, name: str, entry: Entry) -> None:
+        """Makes `entry` what the variable holds from here on."""
         with self.session.changed:
             self.variables[name] = entry
             self._set_here.add(name)
@@ -430,7 +445,7 @@ class Branch:
         join = Join(self.id, tuple(child.id for child in children), mode)
         self.recorder.add(OpNode(join, place(), gathered=gathered))
         for name, entry in gathered.items():
-            self._set(name, entry)
+            self.set_entry(name, entry)
         for child in children:
             child.closed = "it has been joined"
             if mode == "append":

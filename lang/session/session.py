@@ -38,7 +38,7 @@ from ..diagnostics.source_lines import Place, place
 from ..observe.otel import RunSpans
 from ..record.recorder import Recorder
 from ..record.variables import Entry, Kept, Slot, Submission
-from .body import Awaited, inside, spawn
+from .body import Body, inside, spawn
 from .replay import Replay
 
 
@@ -281,22 +281,10 @@ class Driver(Protocol):
 
 
 class Wait(NamedTuple):
-    """Something is not known before `done`; `submission` is what it waits for, once that is known."""
+    """Something is not known before `done`; `slot` is whose value has to come for it, if one's has."""
 
     done: Callable[[], bool]
-    submission: Callable[[], Submission | None]
-
-
-class Pending(Protocol):
-    """A value that is asked for until it is right."""
-
-    slot: Slot
-
-    def over(self) -> bool:
-        """The latest value is there, or will never be."""
-
-    def judge(self) -> None:
-        """Takes the latest value, or asks again."""
+    slot: Slot | None = None
 
 
 class Settings(NamedTuple):
@@ -319,7 +307,6 @@ class Tally:
     """
 
     usage: Usage = field(default_factory=Usage)
-    num_requests: int = 0
     log: list[ProgramEvent] = field(default_factory=list)
     refused: dict[tuple[int, str], str] = field(default_factory=dict)
     began: float = 0.0
@@ -327,30 +314,12 @@ class Tally:
 
 @dataclass(slots=True)
 class Outbox:
-    """Submissions of a run, the branches that they have sent, those to be cancelled once they are sent, its tools."""
+    """Submissions of a run, the branches to be cancelled once they are sent, its tools."""
 
     deadline: float | None
     submissions: list[Submission] = field(default_factory=list)
-    branches: set[int] = field(default_factory=lambda: {0})
     to_cancel: dict[int, Place] = field(default_factory=dict)
     tools: dict[str, ToolCall] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Body:
-    """The program's body: the state that it appends to, the thread that it records on (0: none yet), whether it has
-    returned, what it awaits, how many other programs it has called, the values that are asked for until they are right,
-    the branches that hold attempts at them, and those with a check that have not been read, with the `Branch` of each.
-    """
-
-    state: object = None
-    thread: int = 0
-    ended: bool = False
-    awaited: Awaited = field(default_factory=Awaited)
-    num_calls: int = 0
-    attempts: list[Pending] = field(default_factory=list)
-    trials: set[int] = field(default_factory=set)
-    unread: dict[Slot, Any] = field(default_factory=dict)
 
 
 class Session:
@@ -414,9 +383,9 @@ class Session:
         return bool(self.outbox.submissions) and self.outbox.submissions[-1].program.keep
 
     @property
-    def quiet(self) -> bool:
-        """Nothing is running."""
-        return all(submission.ended for submission in self.outbox.submissions)
+    def running(self) -> Submission | None:
+        """The first submission that has not ended."""
+        return next((submission for submission in self.outbox.submissions if not submission.ended), None)
 
     def time_left(self) -> float | None:
         """Seconds that the program still has.
@@ -446,8 +415,7 @@ class Session:
             if self.recorder.empty:
                 return
             ops, places, slots = self.recorder.take(more=not self.body.ended)
-            self.outbox.branches.update(child for op in walk(ops) if isinstance(op, Fork) for child in op.children)
-            due = [branch for branch in self.outbox.to_cancel if branch in self.outbox.branches]
+            due = [branch for branch in self.outbox.to_cancel if _begins(ops, branch)]
             said = [self.outbox.to_cancel.pop(branch) for branch in due]
             self._start((*ops, *map(Cancel, due)), (*places, *said), slots)
 
@@ -514,14 +482,14 @@ class Session:
         with self.changed:
             if self.error is not None or self.finished or self.arrivals.failure_of(branch) is not None:
                 return
-            if branch not in self.outbox.branches:
+            if not _begins(self.ops, branch):
                 self.outbox.to_cancel[branch] = place()
                 return
-            if self.quiet and not self.keeps_state:
+            if self.running is None and not self.keeps_state:
                 return
             submission = self._start((Cancel(branch),), (place(),), [], cancels=True)
         if submission.events is not None:  # nobody else brings them
-            self.wait(lambda: submission.begun, lambda: submission)
+            self._wait(lambda: submission.begun, lambda: submission)
 
     # What comes back
 
@@ -538,10 +506,9 @@ class Session:
                     self.arrivals.fail(branch, error)
                 case BranchRestarted(branch=branch, kept=kept):
                     self.arrivals.restart(branch, kept)
-                case Done(usage=usage, requests=num_requests):
+                case Done(usage=usage):
                     submission.ended = True
                     self.tally.usage += usage
-                    self.tally.num_requests += num_requests
                     self.arrivals.take_end(self.outbox.submissions.index(submission), event)
                 case Failed(error=info, branch=branch, index=index):
                     if not (submission.cancels and info.code == "state_not_found"):  # nothing was left to be cancelled
@@ -585,9 +552,9 @@ class Session:
 
     # Waiting
 
-    def wait(self, done: Callable[[], bool], submission: Callable[[], Submission | None]) -> None:
-        """Blocks until `done`, or until the program has failed."""
-        self._driver.wait(self, lambda: self.error is not None or done(), submission)
+    def wait(self, done: Callable[[], bool], slot: Slot | None = None) -> None:
+        """Blocks until `done`, for which a value of `slot` has to come, or until the program has failed."""
+        self._wait(done, lambda: None if slot is None else slot.submission)
 
     async def await_until(self, done: Callable[[], bool]) -> None:
         """The same for a task, whose events others bring. Also ends when the program has failed."""
@@ -602,7 +569,37 @@ class Session:
 
     def wait_quiet(self) -> None:
         """Blocks until nothing is running."""
-        self.wait(lambda: self.quiet, lambda: next((s for s in self.outbox.submissions if not s.ended), None))
+        self._wait(lambda: self.running is None, lambda: self.running)
+
+    def wait_finished(self) -> None:
+        """Blocks until the program has ended."""
+        self._wait(lambda: self.finished, lambda: self.running)
+
+    def _wait(self, done: Callable[[], bool], submission: Callable[[], Submission | None]) -> None:
+        self._driver.wait(self, lambda: self.error is not None or done(), submission)
+
+    def settling(self) -> Iterator[Wait]:
+        """Yields what has to be waited for until each value that is asked for with retries is there.
+
+        Raises:
+            ProgramError: one was never right.
+        """
+        while self.body.attempts:
+            self.send()
+            for attempts in list(self.body.attempts):
+                yield Wait(attempts.over, attempts.slot)
+                self.raise_error()
+                attempts.judge()
+
+    def settle(self) -> None:
+        """Waits for the same."""
+        for wait in self.settling():
+            self.wait(*wait)
+
+    async def asettle(self) -> None:
+        """Waits for the same in a task."""
+        for wait in self.settling():
+            await self.await_until(wait.done)
 
     def raise_error(self) -> None:
         """Raises what the program failed with, if it has failed."""
@@ -626,7 +623,7 @@ class Session:
 
     async def afinish(self, judge: Callable[[], None]) -> None:
         self._close()
-        await self.await_until(lambda: self.quiet)
+        await self.await_until(lambda: self.running is None)
         self.raise_error()
         if self.body.unread:
             await spawn(judge)  # a check may wait, for another program
@@ -674,3 +671,8 @@ class Session:
             if self.spans is not None:
                 self.spans.end(self.error)
             self.notify()
+
+
+def _begins(ops: Iterable[Op], branch: int) -> bool:
+    """Tells whether one of the instructions forks the branch."""
+    return any(isinstance(op, Fork) and branch in op.children for op in walk(ops))

@@ -8,7 +8,7 @@ from ...runtime.protocol.errors import RequestError
 from ..api import gen
 from ..backend import Backend, resolve_backend, set_default_backend
 from ..diagnostics.errors import ProgramError, UnsupportedError
-from ..diagnostics.located import located
+from ..diagnostics.source_lines import located
 from ..record.expression import Generate
 from ..record.options import SGLANG_ORDER, TypedOptions, by_name, in_places
 from ..types.schema import INTEGER, NUMBER

@@ -16,8 +16,7 @@ from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.request import Usage
 from ..backend import Backend, resolve_backend
 from ..diagnostics.errors import ProgramError
-from ..diagnostics.located import located, users_lines
-from ..diagnostics.source_lines import Place, caller
+from ..diagnostics.source_lines import Place, caller, located, users_lines
 from ..record.expression import RoleClose, RoleOpen
 from ..session.branch import Branch
 from ..types.annotations import as_json

@@ -13,13 +13,11 @@ import msgspec
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.request import Usage
 from ..diagnostics.errors import ProgramError
-from ..diagnostics.located import add_line, users_lines
-from ..diagnostics.source_lines import caller
+from ..diagnostics.source_lines import add_line, caller, users_lines
 from ..observe.timelines.timeline import Timeline
-from ..record.expression import Expression, Generate, RoleClose, RoleOpen, Series, items_of
+from ..record.expression import Expression, Generate, RoleClose, RoleOpen, Series
 from ..record.options import SamplingOptions, clean_options, wrong_kind
 from ..record.variables import Entry, elements_of
-from ..session.attempts import asettle
 from ..session.body import Promised, current
 from ..session.branch import Branch, Reference
 from ..session.samples import cancel, samples_of
@@ -179,7 +177,7 @@ class State(Generic[Result]):
     def _message(self, role: str, expression: str | Expression | None) -> AbstractContextManager[None] | None:
         if expression is None:
             return self._inside(role)
-        self._branch.append(Series((RoleOpen(role), *items_of(expression), RoleClose(role))))
+        self._branch.append(Series((RoleOpen(role), expression, RoleClose(role))))
         return None
 
     @contextlib.contextmanager
@@ -476,9 +474,9 @@ class State(Generic[Result]):
     async def _asettle(self) -> None:
         session = self._branch.session
         with users_lines:
-            await asettle(session)
+            await session.asettle()
             session.send()
-            await session.await_until(lambda: session.quiet)
+            await session.await_until(lambda: session.running is None)
             session.raise_error()
 
     def error(self) -> BaseException | None:

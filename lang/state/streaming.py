@@ -10,11 +10,9 @@ from typing import Any, Generic, TypeVar
 from ...constrain.json_text.partial import PartialReader
 from ...constrain.spec import JsonSchema
 from ..diagnostics.errors import ProgramError, UnsupportedError
-from ..diagnostics.located import users_lines
-from ..diagnostics.source_lines import caller
+from ..diagnostics.source_lines import caller, users_lines
 from ..record.expression import RoleClose, RoleOpen
-from ..record.variables import Block, Derived, Entry, Kept, Slot, Submission, marks_of
-from ..session.attempts import settling
+from ..record.variables import Block, Derived, Entry, Kept, Slot, marks_of
 from ..session.branch import Branch
 from ..session.replay import Piece, Turn, text_of
 from ..session.session import Session, Wait
@@ -228,7 +226,7 @@ def kind_stream(branch: Branch, kind: object) -> Stream[Any]:
     def walk() -> Iterator[Any]:
         session = branch.session
         if slot_of(branch, kind) is None and not session.may_send:
-            yield Wait(lambda: slot_of(branch, kind) is not None or session.body.ended, _nothing)
+            yield Wait(lambda: slot_of(branch, kind) is not None or session.body.ended)
         slot = slot_of(branch, kind)
         if slot is None:
             session.raise_error()
@@ -282,7 +280,7 @@ def _walk(branch: Branch, name: str | None) -> Iterator[str | Wait]:
         session.raise_error()
         if session.may_send:
             return
-        yield Wait(partial(_longer, branch, index), _nothing)
+        yield Wait(partial(_longer, branch, index))
 
 
 def _walk_entry(branch: Branch, name: str, entry: Entry) -> Iterator[str | Wait]:
@@ -323,7 +321,7 @@ def _walk_line(branch: Branch, num_chars: int) -> Generator[str | Wait, None, in
     while True:
         text, slot = text_so_far(branch)
         if slot is not None and not _through(session, slot) and session.arrivals.may_restart(branch.id):
-            yield Wait(partial(_through, session, slot), partial(_submission_of, slot))
+            yield Wait(partial(_through, session, slot), slot)
         elif len(text) > num_chars:
             yield text[num_chars:]
             num_chars = len(text)
@@ -332,7 +330,7 @@ def _walk_line(branch: Branch, num_chars: int) -> Generator[str | Wait, None, in
         elif over(session, slot, whole=True) or session.error is not None:
             raise_missing(session, slot)
         else:
-            yield Wait(partial(_moved, session, slot, len(slot.chunks), slot.attempt), partial(_submission_of, slot))
+            yield Wait(partial(_moved, session, slot, len(slot.chunks), slot.attempt), slot)
 
 
 def _through(session: Session, slot: Slot) -> bool:
@@ -341,10 +339,6 @@ def _through(session: Session, slot: Slot) -> bool:
 
 def _moved(session: Session, slot: Slot, num_chunks: int, attempt: int) -> bool:
     return over(session, slot, whole=True) or len(slot.chunks) > num_chunks or slot.attempt > attempt
-
-
-def _submission_of(slot: Slot) -> Submission | None:
-    return slot.submission
 
 
 def _walk_mark(branch: Branch, mark: str | Slot | Kept) -> Iterator[str | Wait]:
@@ -371,14 +365,14 @@ def _walk_mark(branch: Branch, mark: str | Slot | Kept) -> Iterator[str | Wait]:
         elif over(session, mark, whole=True) or session.error is not None:
             raise_missing(session, mark)
         else:
-            yield Wait(partial(_grown, session, mark, num_seen), lambda: mark.submission)
+            yield Wait(partial(_grown, session, mark, num_seen), mark)
 
 
 def _certain(session: Session, slot: Slot) -> Iterator[Wait]:
     """Until what has come of a slot stays: a branch that may begin anew has first to be through, since no stream can
     take back what it has yielded."""
     if session.arrivals.may_restart(slot.branch):
-        yield Wait(partial(_through, session, slot), partial(_submission_of, slot))
+        yield Wait(partial(_through, session, slot), slot)
 
 
 def _longer(branch: Branch, num_marks: int) -> bool:
@@ -392,15 +386,11 @@ def _grown(session: Session, slot: Slot, num_seen: int) -> bool:
 def _attempts(session: Session) -> Iterator[Wait]:
     """Until the values that the body has asked for with retries are right, for the body itself."""
     if session.records_here:
-        yield from settling(session)
+        yield from session.settling()
 
 
 def _until_known(branch: Branch, name: str) -> Iterator[Wait]:
     session = branch.session
     yield from _attempts(session)
     if name not in branch.variables and not session.may_send:
-        yield Wait(lambda: name in branch.variables or session.body.ended, _nothing)
-
-
-def _nothing() -> None:
-    """Not known yet."""
+        yield Wait(lambda: name in branch.variables or session.body.ended)

@@ -16,8 +16,7 @@ from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.program import Gen, RoleBegin, RoleEnd, Text, Value
 from ..backend import Backend, resolve_backend
 from ..diagnostics.errors import ProgramError
-from ..diagnostics.located import located, users_lines
-from ..diagnostics.source_lines import caller
+from ..diagnostics.source_lines import caller, located, users_lines
 from ..record.options import SamplingOptions, clean_options, merge_options
 from .conversation import Conversation, Trimming
 from .messages import ChatMessage, beside_the_loop, count_tokens, events_of, ops_of

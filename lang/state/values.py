@@ -12,8 +12,7 @@ from ...runtime.protocol.errors import BoughError
 from ...runtime.protocol.program import Value
 from ..diagnostics.errors import ProgramError
 from ..diagnostics.source_lines import caller
-from ..record.variables import Derived, Entry, Fixed, Gathered, Kept, Passage, Slot, Submission
-from ..session.attempts import settle
+from ..record.variables import Derived, Entry, Fixed, Gathered, Kept, Passage, Slot
 from ..session.branch import Branch
 from ..session.replay import Joined, Line, Outcome, Turn, text_of
 from ..session.session import Session, Wait
@@ -290,7 +289,7 @@ def _until_known(session: Session, entry: Slot | Kept) -> Iterator[Wait]:
     """Until it is there; of what blocks may set, until they are through."""
     if isinstance(entry, Slot) and not entry.in_block:
         if entry.value is None:
-            yield Wait(lambda: over(session, entry), lambda: entry.submission)
+            yield Wait(lambda: over(session, entry), entry)
         value_of(session, entry)
         return
     while True:
@@ -313,7 +312,7 @@ def _for_more(session: Session, slot: Slot) -> Iterator[Wait]:
     num_values, attempt = len(slot.values), slot.attempt
     yield Wait(
         lambda: len(slot.values) > num_values or slot.attempt > attempt or over(session, slot, whole=True),
-        lambda: slot.submission,
+        slot,
     )
     if len(slot.values) <= num_values and slot.attempt == attempt:
         raise_missing(session, slot)
@@ -360,7 +359,7 @@ def known(branch: Branch, name: str) -> Entry:
     session = branch.session
     branch.settle()
     if name not in branch.variables and not session.may_send:
-        session.wait(lambda: name in branch.variables or session.body.ended, lambda: None)
+        session.wait(lambda: name in branch.variables or session.body.ended)
     return branch.look_up(name)
 
 
@@ -369,15 +368,11 @@ def sync(branch: Branch) -> None:
     session = branch.session
     session.refuse_in_block()
     if session.records_here:
-        settle(session)
+        session.settle()
     if not session.may_send:
-        session.wait(lambda: session.finished, lambda: _running(session))
+        session.wait_finished()
     session.send()
     session.wait_quiet()
-
-
-def _running(session: Session) -> Submission | None:
-    return next((submission for submission in session.outbox.submissions if not submission.ended), None)
 
 
 def shown(branch: Branch, name: str) -> str:

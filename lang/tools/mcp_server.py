@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from ...runtime.protocol.errors import EngineError, RequestError
 from ...runtime.tools.registry import ToolCallError, check_tool, tool_failed
-from ..diagnostics.located import located
+from ..diagnostics.source_lines import located
 from ..record.options import checked_timeout, wrong_kind
 from .tool import MAX_CHARS, Tool
 

@@ -13,7 +13,7 @@ import msgspec
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.program import MadeCall, Offer
 from ...runtime.tools.registry import is_tool_name
-from ..record.options import refuse_unknown, shown, wrong_kind
+from ..record.options import checked_flag, checked_whole, refuse_unknown, shown
 from .tool import Tool, tool
 
 MAX_TURNS = 64
@@ -85,18 +85,12 @@ def offered(tools: object, choice: object = None, parallel: object = None, max_t
         found[name] = known
     if not found:
         raise RequestError("tools is an empty list: leave it out, or offer a tool", param="tools")
-    turns = DEFAULT_TURNS if max_turns is None else max_turns
-    refuse_unknown("max_turns", turns)
-    if type(turns) is not int:
-        raise wrong_kind("max_turns", "a whole number", turns)
-    if not 1 <= turns <= MAX_TURNS:
-        raise RequestError(f"max_turns must be 1 to {MAX_TURNS}, got {turns}", param="max_turns")
-    if not isinstance(parallel, bool | None):
-        raise wrong_kind("parallel_tool_calls", "True or False", parallel)
+    turns = DEFAULT_TURNS if max_turns is None else checked_whole("max_turns", max_turns, 1, MAX_TURNS)
+    is_parallel = parallel is None or checked_flag("parallel_tool_calls", parallel)
     kind, only = _choice(choice, found)
     if kind == "required" and turns < 2:
         raise RequestError("a tool that must be called takes 2 turns at least: max_turns=2", param="max_turns")
-    return Offered(found, kind, only, parallel is not False, turns)
+    return Offered(found, kind, only, is_parallel, turns)
 
 
 def _choice(choice: object, tools: Mapping[str, Tool[..., Any] | None]) -> tuple[ToolChoice, str]:

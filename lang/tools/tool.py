@@ -14,8 +14,7 @@ import msgspec
 from ...runtime.protocol.errors import EngineError, RequestError
 from ...runtime.tools.arguments import check_names, read_arguments
 from ...runtime.tools.registry import check_tool
-from ..diagnostics.located import located
-from ..diagnostics.source_lines import Place, caller
+from ..diagnostics.source_lines import Place, caller, located
 from ..record.expression import Expression
 from ..record.options import checked_timeout, wrong_kind
 from ..types.annotations import annotations_of, as_json, described

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from collections.abc import Iterable
@@ -88,38 +89,38 @@ def too_small(grammar: GrammarSpec | None, sampling: SamplingParams, tokenizer: 
     Nothing is said where that would take long to find out. Numbers and the contents of strings count least: which of
     them takes the fewest tokens is not looked for.
     """
-    max_tokens = sampling.max_tokens
-    if max_tokens is None or sampling.token_healing:
+    max_tokens, found = sampling.max_tokens, _shortest(grammar)
+    if found is None or max_tokens is None or not is_tight(grammar, max_tokens) or sampling.token_healing:
         return None
-    if isinstance(grammar, Choice) and 0 < sum(map(len, grammar.options)) <= MAX_OPTION_CHARS:
-        if any(len(option) <= max_tokens for option in grammar.options):
-            return None
-        if any(tokenizer.fewest_tokens(option, max_tokens) <= max_tokens for option in grammar.options):
-            return None
-        shortest = min(grammar.options, key=len)
-        return _described(shortest, max(tokenizer.fewest_tokens(shortest), max_tokens + 1))
-    if not isinstance(grammar, JsonSchema):
-        return None
-    found = _shortest(grammar)
-    if found is None or not max_tokens < len(found) <= MAX_OPTION_CHARS:
-        return None
-    if tokenizer.fewest_tokens(_bare(found), max_tokens) <= max_tokens:
+    texts = grammar.options if isinstance(grammar, Choice) else (_bare(found),)
+    if any(tokenizer.fewest_tokens(text, max_tokens) <= max_tokens for text in texts):
         return None
     return _described(found, max(tokenizer.fewest_tokens(found), max_tokens + 1))
+
+
+@functools.lru_cache(maxsize=1024)
+def is_tight(grammar: GrammarSpec | None, max_tokens: int | None) -> bool:
+    """Tells whether the shortest value, if it is found soon, has more characters than tokens: then they are counted."""
+    found = _shortest(grammar)
+    return found is not None and max_tokens is not None and len(found) > max_tokens
+
+
+@functools.lru_cache(maxsize=1024)
+def _shortest(grammar: GrammarSpec | None) -> str | None:
+    match grammar:
+        case Choice(options=options) if 0 < sum(map(len, options)) <= MAX_OPTION_CHARS:
+            return min(options, key=len)
+        case JsonSchema():
+            with contextlib.suppress(ValueError, RecursionError):  # whoever compiles it says so
+                lowered = lower_if_plain(grammar)
+                if lowered is not None and lowered.witness is not None and len(lowered.witness) <= MAX_OPTION_CHARS:
+                    return lowered.witness
+    return None
 
 
 def _described(text: str, num_tokens: int) -> str:
     shown = text if len(text) <= 100 else text[:97] + "..."
     return f"the shortest, {shown}, takes {num_tokens} tokens"
-
-
-@functools.lru_cache(maxsize=1024)
-def _shortest(spec: JsonSchema) -> str | None:
-    try:
-        lowered = lower_if_plain(spec)
-    except (ValueError, RecursionError):  # whoever compiles it says so
-        return None
-    return None if lowered is None else lowered.witness
 
 
 def _bare(text: str) -> str:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, field_validator
 
 import bough
 from bough import MockBackend, assistant, function, gen, user
-from bough.lang.diagnostics.located import users_lines
+from bough.lang.diagnostics.source_lines import users_lines
 from bough.lang.types.schema import typed
 
 
