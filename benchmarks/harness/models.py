@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from ...kernels.decoder.select import select_ops
 from ...runtime.checkpoints.checkpoint import GGUFCheckpoint
-from ...runtime.checkpoints.config import ModelConfig, read_config
+from ...runtime.checkpoints.config import read_config
 from ...runtime.checkpoints.gguf_file import GGUFFile
 from ...runtime.checkpoints.weights import list_parameters
 from ...runtime.engine.engine import Engine
@@ -181,7 +181,8 @@ class TransformersReference:
             raise ModelError(f"{model} is a {config.architecture} model; this comparison is written for llama")
         checkpoint = GGUFCheckpoint(file, config)
         tensors = {name: checkpoint.read(name).to(dtype) for name in checkpoint.shapes}
-        self._model: Any = transformers.LlamaForCausalLM(_llama_config(transformers, config)).to(dtype).eval()
+        theirs = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+        self._model: Any = transformers.LlamaForCausalLM(theirs).to(dtype).eval()
         # The output head may be the embedding, and rotary frequencies are computed: neither is in the file.
         missing, unexpected = self._model.load_state_dict(tensors, strict=False)
         missing = [name for name in missing if not (config.tie_embeddings and name == "lm_head.weight")]
@@ -204,20 +205,3 @@ class TransformersReference:
         for prompt in prompts:
             self.generate(prompt, num_tokens)
         return time.perf_counter() - started
-
-
-def _llama_config(transformers: Any, config: ModelConfig) -> Any:
-    return transformers.LlamaConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_heads,
-        num_key_value_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        max_position_embeddings=config.max_position,
-        rms_norm_eps=config.norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": config.rope.theta},
-        tie_word_embeddings=config.tie_embeddings,
-        attn_implementation="sdpa",
-    )
