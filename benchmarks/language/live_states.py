@@ -177,17 +177,11 @@ async def _measured(
     before, num_threads, started = _resident_bytes(), threading.active_count(), time.perf_counter()
     tasks = [asyncio.create_task(function.arun(number, backend=backend)) for number in range(num_states)]
     await _until(all_wait)
-    waiting = time.perf_counter()
-    now, num_threads_now, released = _resident_bytes(), threading.active_count(), time.perf_counter()
+    start_s = time.perf_counter() - started
+    resident_bytes, num_more_threads = (_resident_bytes() - before) / num_states, threading.active_count() - num_threads
+    released = time.perf_counter()
     await end(tasks)
-    return StateCost(
-        case=case,
-        num_states=num_states,
-        resident_bytes=(now - before) / num_states,
-        num_more_threads=num_threads_now - num_threads,
-        start_s=waiting - started,
-        end_s=time.perf_counter() - released,
-    )
+    return StateCost(case, num_states, resident_bytes, num_more_threads, start_s, time.perf_counter() - released)
 
 
 async def _until(done: Callable[[], bool]) -> None:
