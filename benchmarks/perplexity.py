@@ -19,7 +19,8 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -175,11 +176,10 @@ def compare(
         scores = log_probabilities(loaded, tokens, kv_bits=8 if kind.endswith(_KV8) else 16)
         seconds = time.perf_counter() - began
         reference = scores if reference is None else reference
-        quality = _judge(kind, scores, reference, tokens, _mean_bits(loaded), seconds)
-        results.append(quality)
+        results.append(_judge(kind, scores, reference, tokens, bits=_mean_bits(loaded), seconds=seconds))
     if reference is not None and peers:
         results += [_judge_peer(name, side, reference, tokens) for name, side in peers.items()]
-    return [replace(quality, ratio=quality.perplexity / results[0].perplexity) for quality in results]
+    return results
 
 
 def _load(model: str, kind: str, device: str, dtype: str) -> LoadedModel:
@@ -205,7 +205,7 @@ def _load(model: str, kind: str, device: str, dtype: str) -> LoadedModel:
 
 
 def _judge(
-    kind: str, scores: torch.Tensor, reference: torch.Tensor, tokens: Sequence[int], bits: float, seconds: float
+    kind: str, scores: torch.Tensor, reference: torch.Tensor, tokens: Sequence[int], **facts: float
 ) -> WeightQuality:
     scores = scores.float()
     divergence = 0.0
@@ -213,8 +213,8 @@ def _judge(
         theirs, ours = reference[start : start + _CHUNK], scores[start : start + _CHUNK]
         divergence += float((theirs.exp() * (theirs - ours)).sum(dtype=torch.float64))
     same = float((scores.argmax(-1) == reference.argmax(-1)).double().mean())
-    found = _of_text(scores, tokens)
-    return _quality(kind, found, _of_text(reference, tokens), same, divergence / len(tokens), bits, seconds)
+    found, wanted = _of_text(scores, tokens), _of_text(reference, tokens)
+    return _quality(kind, found, wanted, agreement=same, divergence=divergence / len(tokens), **facts)
 
 
 def _judge_peer(name: str, side: Side, reference: torch.Tensor, tokens: Sequence[int]) -> WeightQuality:
@@ -224,8 +224,8 @@ def _judge_peer(name: str, side: Side, reference: torch.Tensor, tokens: Sequence
     if not told.logprobs:
         raise PeerError(f"{name} tells no log-probabilities of a text")
     same = [int(reference[at - 1].argmax()) == token for at, token in told.likeliest.items()]
-    found = torch.tensor(told.logprobs, dtype=torch.float64)
-    return _quality(name, found, _of_text(reference, tokens), sum(same) / len(same), None, None, seconds)
+    found, wanted = torch.tensor(told.logprobs, dtype=torch.float64), _of_text(reference, tokens)
+    return _quality(name, found, wanted, agreement=sum(same) / len(same), divergence=None, bits=None, seconds=seconds)
 
 
 def _of_text(scores: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
@@ -233,21 +233,12 @@ def _of_text(scores: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
     return scores[:-1].gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].double()
 
 
-def _quality(
-    kind: str,
-    found: torch.Tensor,
-    reference: torch.Tensor,
-    same: float,
-    divergence: float | None,
-    bits: float | None,
-    seconds: float,
-) -> WeightQuality:
-    """`found` and `reference` are log-probabilities of the text's tokens."""
-    distance = (found - reference).abs()
-    return WeightQuality(
-        *(kind, math.exp(-found.mean()), 1.0, same, divergence, bits, len(found) + 1, seconds),
-        *(float(distance.mean()), float(distance.quantile(0.99)), float(distance.max())),
-    )
+def _quality(kind: str, found: torch.Tensor, wanted: torch.Tensor, **facts: Any) -> WeightQuality:
+    """The quality of log-probabilities of the text's tokens, `found`, beside the reference's; `facts` as they are."""
+    distance = (found - wanted).abs()
+    perplexity, least = math.exp(-found.mean()), math.exp(-wanted.mean())
+    far = {"mean": float(distance.mean()), "p99": float(distance.quantile(0.99)), "most": float(distance.max())}
+    return WeightQuality(kind, perplexity, perplexity / least, num_tokens=len(found) + 1, **far, **facts)
 
 
 def _mean_bits(loaded: LoadedModel) -> float:

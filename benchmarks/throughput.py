@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import statistics
 import time
 from typing import Any
@@ -11,11 +12,13 @@ from typing import Any
 import httpx
 import torch
 
+from ..runtime.checkpoints.checkpoint import GGUFCheckpoint
+from ..runtime.checkpoints.config import read_config
+from ..runtime.checkpoints.gguf_file import GGUFFile
 from ..runtime.models.load import locate, resolve_dtype
 from ..runtime.protocol.config import EngineConfig
-from ..runtime.protocol.errors import BoughError
+from ..runtime.protocol.errors import BoughError, ModelError
 from ..runtime.tokenizer.load import load_tokenizer
-from .harness.models import TransformersReference
 from .harness.report import write_json
 from .harness.server_process import ServerProcess
 from .workloads.prose import Prose
@@ -47,7 +50,20 @@ def run(arguments: argparse.Namespace) -> int:
             reference_s = reference.run(prompts, LENGTH)
             rounds.append({"bough_s": ours_s, "transformers_s": reference_s, "ratio": reference_s / ours_s})
             print(f"round {number + 1}: bough {ours_s:.2f} s, transformers {reference_s:.2f} s", flush=True)
-    report = _report(arguments.model, rounds)
+    medians = {name: statistics.median(row[name] for row in rounds) for name in rounds[0]}
+    num_tokens = REQUESTS * LENGTH
+    report = {
+        "model": arguments.model,
+        "requests": REQUESTS,
+        "prompt_tokens": LENGTH,
+        "output_tokens": LENGTH,
+        "rounds": rounds,
+        "bough_tokens_per_s": num_tokens / medians["bough_s"],
+        "transformers_tokens_per_s": num_tokens / medians["transformers_s"],
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "median_ratio": medians["ratio"],
+    }
     print(f"bough, {REQUESTS} at once    {report['bough_tokens_per_s']:8.1f} output tokens/s")
     print(f"transformers, 1 by 1 {report['transformers_tokens_per_s']:8.1f} output tokens/s")
     print(f"median ratio         {report['median_ratio']:8.2f}")
@@ -83,17 +99,44 @@ async def _complete_all(server: ServerProcess, prompts: list[list[int]], *, num_
         return time.perf_counter() - started
 
 
-def _report(model: str, rounds: list[dict[str, float]]) -> dict[str, Any]:
-    num_tokens = REQUESTS * LENGTH
-    return {
-        "model": model,
-        "requests": REQUESTS,
-        "prompt_tokens": LENGTH,
-        "output_tokens": LENGTH,
-        "rounds": rounds,
-        "bough_tokens_per_s": num_tokens / statistics.median(row["bough_s"] for row in rounds),
-        "transformers_tokens_per_s": num_tokens / statistics.median(row["transformers_s"] for row in rounds),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "median_ratio": statistics.median(row["ratio"] for row in rounds),
-    }
+class TransformersReference:
+    """A LlamaForCausalLM made of our own dequantised tensors.
+
+    Raises:
+        ImportError: transformers is not installed.
+        ModelError: the model is not a GGUF file of the Llama architecture.
+    """
+
+    def __init__(self, model: str, dtype: torch.dtype) -> None:
+        transformers: Any = importlib.import_module("transformers")
+        path = locate(model)
+        if not path.is_file():
+            raise ModelError(f"{model} is not a .gguf file, which this comparison needs")
+        file = GGUFFile(path)
+        config = read_config(file)
+        if config.architecture != "llama":
+            raise ModelError(f"{model} is a {config.architecture} model; this comparison is written for llama")
+        checkpoint = GGUFCheckpoint(file, config)
+        tensors = {name: checkpoint.read(name).to(dtype) for name in checkpoint.shapes}
+        theirs = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+        self._model: Any = transformers.LlamaForCausalLM(theirs).to(dtype).eval()
+        # The output head may be the embedding, and rotary frequencies are computed: neither is in the file.
+        missing, unexpected = self._model.load_state_dict(tensors, strict=False)
+        missing = [name for name in missing if not (config.tie_embeddings and name == "lm_head.weight")]
+        if missing or unexpected:
+            raise ModelError(f"weights do not fit: missing {missing[:3]}, unexpected {unexpected[:3]}")
+        self._model.tie_weights()
+
+    def generate(self, prompt: list[int], num_tokens: int) -> list[int]:
+        """Greedy continuation of exactly `num_tokens` tokens."""
+        from .peers.sides.peer_transformers import generate_greedily
+
+        (output,) = generate_greedily(self._model, [prompt], num_tokens)
+        return output
+
+    def run(self, prompts: list[list[int]], num_tokens: int) -> float:
+        """Seconds to generate for all prompts, one after the other."""
+        started = time.perf_counter()
+        for prompt in prompts:
+            self.generate(prompt, num_tokens)
+        return time.perf_counter() - started

@@ -99,7 +99,7 @@ class Comparison:
         return self.skipped
 
     def started(self, name: str, folder: str, deadline: float, stack: ExitStack) -> list[Side]:
-        """An engine that is loaded and warm, until the stack ends it; none if it cannot be had."""
+        """An engine that is loaded and warm, until the stack, its own, ends it; none if it cannot be had."""
         self._found[name] = {}
         on_cpu, ours = self.device == "cpu", name == OURS
         kv = 64 << 20 if on_cpu else _KV_BYTES
@@ -114,18 +114,17 @@ class Comparison:
             "dtype": "float32" if on_cpu else "bfloat16",
         }
         command = side_command("random", name, None if ours else Path(self.peers[name]), options)
-        with ExitStack() as starting:
-            try:
-                side = Side(name, command, log=self.log, variables=self.environment if ours else {})
-                starting.callback(side.close)
-                limit_s = _START_SHARE * (deadline - time.time())
-                side.wait_ready(limit_s)
-                warm_up = WORKLOADS["shared-2k"].scaled(self.scale / 16).prompts("warm up", 500)
-                side.ask("generate", limit_s, prompts=warm_up, num_tokens=16)
-            except PeerError as error:
-                self.skipped.append(f"M {self.model} {name}: {error}")
-                return []
-            stack.enter_context(starting.pop_all())
+        limit_s = _START_SHARE * (deadline - time.time())
+        warm_up = WORKLOADS["shared-2k"].scaled(self.scale / 16).prompts("warm up", 500)
+        try:
+            side = Side(name, command, log=self.log, variables=self.environment if ours else {})
+            stack.callback(side.close)
+            side.wait_ready(limit_s)
+            side.ask("generate", limit_s, prompts=warm_up, num_tokens=16)
+        except PeerError as error:
+            stack.close()  # its memory is for the others
+            self.skipped.append(f"M {self.model} {name}: {error}")
+            return []
         return [side]
 
     def _run_rounds(self, sides: Sequence[Side], deadline: float) -> None:

@@ -9,20 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ...kernels.attention.plan.tree_cost import H200
 from ...runtime.checkpoints.config import ModelConfig
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Rates of a device: bytes a second of a large copy (read plus written), bfloat16 operations a second."""
-
-    name: str
-    bandwidth: float
-    flops: float
-
-
-H200 = Machine("H200", bandwidth=4.3e12, flops=780e12)
-"""The rates that floors are counted with, fixed so that they compare between runs."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +20,12 @@ class Work:
     bytes: float
     flops: float
 
-    def floor_s(self, machine: Machine = H200) -> float:
-        return max(self.bytes / machine.bandwidth, self.flops / machine.flops)
+    def floor_s(self, bandwidth: float = H200.bandwidth, rate: float = H200.flops) -> float:
+        """Seconds at bytes a second of a large copy (read plus written) and bfloat16 operations a second.
+
+        Floors are counted with the rates of one device, so that they compare between runs.
+        """
+        return max(self.bytes / bandwidth, self.flops / rate)
 
 
 @dataclass(frozen=True)

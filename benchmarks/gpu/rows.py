@@ -10,7 +10,7 @@ import msgspec
 
 from ..harness import report as common
 from ..harness.report import duration, number, percentile
-from .roofline import H200, Machine, Work
+from .roofline import Work
 
 
 class Row(msgspec.Struct, kw_only=True):
@@ -20,7 +20,7 @@ class Row(msgspec.Struct, kw_only=True):
     cfg           what distinguishes rows of one name
     us            median time in microseconds; None: not measured, `note` says why
     us_p90        of the repetitions
-    bytes, flops  the least that must be moved and done; floor_us is their time on the fixed machine (roofline.H200)
+    bytes, flops  the least that must be moved and done; floor_us is their time on a fixed machine (tree_cost.H200)
     pct_floor     100 floor_us / us
     pct_ceiling   the same against the ceilings measured in this run
     peers         the same work by others, in microseconds; None: absent, or it failed
@@ -52,7 +52,7 @@ class Row(msgspec.Struct, kw_only=True):
         """The row with its floor (of `work`, or given) and the ratios that follow from its times."""
         if work is not None:
             self.bytes, self.flops = work.bytes, work.flops
-            floor_s = work.floor_s(H200)
+            floor_s = work.floor_s()
         if floor_s is not None:
             self.floor_us = floor_s * 1e6
         if self.us is not None:
@@ -91,8 +91,8 @@ class Report(msgspec.Struct, kw_only=True):
         if row.sec == "C" and row.value is not None:
             self.ceilings[row.name] = row.value
         if row.us and row.bytes and row.flops is not None and {"copy", "gemm"} <= self.ceilings.keys():
-            machine = Machine("measured", self.ceilings["copy"], self.ceilings["gemm"])
-            row.pct_ceiling = 100 * Work(row.bytes, row.flops).floor_s(machine) * 1e6 / row.us
+            ceiling_s = Work(row.bytes, row.flops).floor_s(self.ceilings["copy"], self.ceilings["gemm"])
+            row.pct_ceiling = 100 * ceiling_s * 1e6 / row.us
         for index, earlier in enumerate(self.rows):
             if (earlier.sec, earlier.name, earlier.cfg) == (row.sec, row.name, row.cfg):
                 self.rows[index] = row

@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...lang.api import gen
+from ...lang.api import function, gen
 from ...lang.backends.local import LocalBackend
 from ...lang.backends.mock import MockBackend
-from ...lang.function import AsyncFunction, Function
+from ...lang.function import Function
 from ...lang.state.state import State
 from ...runtime.protocol.config import EngineConfig
 from ...runtime.protocol.program import Done, Gen, Program, ProgramEvent, Value
@@ -32,24 +32,24 @@ _POLL_S = 0.02
 _MAX_TOKENS = 2
 
 
-def _plain_body(s: State, number: int) -> str:
+@function
+def _plain(s: State, number: int) -> str:
     s += f"Question {number}:" + gen("answer", max_tokens=_MAX_TOKENS, temperature=0)
     return str(s["answer"])
 
 
-async def _async_body(s: State, number: int) -> str:
+@function
+async def _asynchronous(s: State, number: int) -> str:
     s += f"Question {number}:" + gen("answer", max_tokens=_MAX_TOKENS, temperature=0)
     return str(await s.aget("answer"))
 
 
-async def _endless_body(s: State, max_tokens: int) -> None:
+@function
+async def _endless(s: State, max_tokens: int) -> None:
     s += "One, two, three" + gen("more", max_tokens=max_tokens, ignore_eos=True)
 
 
-_BODIES: dict[str, Callable[[], Function[str]]] = {
-    "plain": lambda: Function(_plain_body),
-    "async": lambda: AsyncFunction(_async_body),
-}
+_BODIES: dict[str, Function[str]] = {"plain": _plain, "async": _asynchronous}
 
 
 @dataclass(frozen=True)
@@ -132,9 +132,9 @@ def _run_here(measure: Callable[..., Coroutine[Any, Any, StateCost]], *arguments
 
 async def measure_held(body: str, num_states: int) -> StateCost:
     """States that wait for a backend which holds its answers, and then get them."""
-    function, warm, backend = _BODIES[body](), HoldingBackend(), HoldingBackend()
+    warm, backend = HoldingBackend(), HoldingBackend()
     warm.go.set()
-    await function.arun(0, backend=warm)
+    await _BODIES[body].arun(0, backend=warm)
 
     async def release(tasks: Sequence[asyncio.Task[Any]]) -> None:
         backend.go.set()
@@ -142,17 +142,16 @@ async def measure_held(body: str, num_states: int) -> StateCost:
             raise RuntimeError("a program that was held did not get its value")
 
     all_wait = lambda: backend.num_held == num_states  # noqa: E731
-    return await _measured(f"{body} body", function, backend, num_states, all_wait, release)
+    return await _measured(f"{body} body", _BODIES[body], backend, num_states, all_wait, release)
 
 
 async def measure_waiting(body: str, num_states: int, model: str) -> StateCost:
     """States whose requests wait in an engine's queue, behind one that is running; then all are cancelled."""
-    function = _BODIES[body]()
     with LocalBackend(model, max_num_seqs=1) as backend:
         stats = backend.client.stats
-        await function.arun(0, backend=backend)
+        await _BODIES[body].arun(0, backend=backend)
         longest = backend.client.info.max_request_tokens // 2
-        endless = asyncio.create_task(AsyncFunction(_endless_body).arun(longest, backend=backend))
+        endless = asyncio.create_task(_endless.arun(longest, backend=backend))
         await _until(lambda: bool(stats().running))
 
         async def cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
@@ -161,8 +160,8 @@ async def measure_waiting(body: str, num_states: int, model: str) -> StateCost:
             await asyncio.gather(*tasks, endless, return_exceptions=True)
             await _until(lambda: not stats().waiting + stats().running)
 
-        case = f"{body} body, in the engine"
-        return await _measured(case, function, backend, num_states, lambda: stats().waiting == num_states, cancel)
+        case, all_wait = f"{body} body, in the engine", lambda: stats().waiting == num_states
+        return await _measured(case, _BODIES[body], backend, num_states, all_wait, cancel)
 
 
 async def _measured(
@@ -177,17 +176,11 @@ async def _measured(
     before, num_threads, started = _resident_bytes(), threading.active_count(), time.perf_counter()
     tasks = [asyncio.create_task(function.arun(number, backend=backend)) for number in range(num_states)]
     await _until(all_wait)
-    waiting = time.perf_counter()
-    now, num_threads_now, released = _resident_bytes(), threading.active_count(), time.perf_counter()
+    start_s = time.perf_counter() - started
+    resident_bytes, num_more_threads = (_resident_bytes() - before) / num_states, threading.active_count() - num_threads
+    released = time.perf_counter()
     await end(tasks)
-    return StateCost(
-        case=case,
-        num_states=num_states,
-        resident_bytes=(now - before) / num_states,
-        num_more_threads=num_threads_now - num_threads,
-        start_s=waiting - started,
-        end_s=time.perf_counter() - released,
-    )
+    return StateCost(case, num_states, resident_bytes, num_more_threads, start_s, time.perf_counter() - released)
 
 
 async def _until(done: Callable[[], bool]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,20 +81,18 @@ async def take_turns(
 async def watch_batch(server: ServerProcess, jobs: Sequence[Job]) -> list[tuple[float, int]]:
     """Numbers of generations at a time, by seconds since the start. Looking costs time: no round to be timed."""
     looks: list[tuple[float, int]] = []
-    over = threading.Event()
 
-    def look() -> None:
+    async def look() -> None:
         started = time.perf_counter()
-        while not over.is_set():
-            looks.append((time.perf_counter() - started, server.info()["stats"]["running"]))
-            time.sleep(_LOOK_S)
+        while True:
+            seconds = time.perf_counter() - started
+            looks.append((seconds, (await asyncio.to_thread(server.info))["stats"]["running"]))
+            await asyncio.sleep(_LOOK_S)
 
     server.flush()
-    watcher = threading.Thread(target=look, name="bough-watch", daemon=True)
-    watcher.start()
+    watcher = asyncio.create_task(look())
     try:
         await asyncio.gather(*(job() for job in jobs))
     finally:
-        over.set()
-        await asyncio.to_thread(watcher.join)
+        watcher.cancel()
     return looks

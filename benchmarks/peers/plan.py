@@ -109,11 +109,12 @@ def written(plan: Plan, pieces: Callable[[tuple[str, ...], str], tuple[str, str]
 
 def plan_of(ops: Sequence[Op]) -> Plan:
     """A recorded program as data."""
-    return [_instruction(op) for op in ops]
+    roles: dict[int, str] = {}
+    return [_instruction(op, roles) for op in ops]
 
 
-def _instruction(op: Op) -> list[Any]:
-    """A recorded instruction as data."""
+def _instruction(op: Op, roles: dict[int, str]) -> list[Any]:
+    """A recorded instruction as data; `roles` has the message that is open in each branch."""
     match op:
         case Text():
             known = [part for part in op.parts if not isinstance(part, Hole)]  # only templates have holes
@@ -126,9 +127,10 @@ def _instruction(op: Op) -> list[Any]:
         case Fork() | Join():
             return ["fork" if isinstance(op, Fork) else "join", op.branch, list(op.children)]
         case RoleBegin():
+            roles[op.branch] = op.role
             return ["role", op.branch, op.role]
         case RoleEnd():
-            return ["end", op.branch]
+            return ["end", op.branch, roles[op.branch]]
     raise NotImplementedError(f"the workloads have no {type(op).__name__}")
 
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import jsonschema
-import msgspec
-
+from ...constrain.json_schema.validate import violations
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from .prose import QUESTIONS, Prose
 
@@ -17,8 +15,6 @@ Maker = Callable[["Prompts", int], dict[str, Any]]
 
 SCHEMA, RESIDENT = (Path(__file__).with_name(f"{name}.json").read_text().rstrip() for name in ("character", "resident"))
 """Schemas of an object of a few fields; a resident has lists of names, too."""
-
-_VALIDATOR = jsonschema.Draft202012Validator(msgspec.json.decode(SCHEMA))
 
 
 @dataclass(frozen=True)
@@ -118,10 +114,7 @@ class Prompts:
 
     def is_character(self, tokens: list[int]) -> bool:
         """True if an answer is a value of SCHEMA."""
-        try:
-            return bool(_VALIDATOR.is_valid(msgspec.json.decode(self.tokenizer.decode(tokens))))
-        except msgspec.DecodeError:
-            return False
+        return not violations(SCHEMA, self.tokenizer.decode(tokens))
 
 
 def workloads(sizes: Sizes) -> list[PromptWorkload]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from bough.benchmarks.harness.models import TransformersReference
+from bough.benchmarks.throughput import TransformersReference
 from bough.runtime.client.llm import LLM
 from bough.runtime.protocol.sampling_params import SamplingParams
 

@@ -21,7 +21,7 @@ from ....runtime.load.start import start_engine
 from ....runtime.protocol.config import EngineConfig
 from ....runtime.protocol.request import Request, RequestOutput, TokenLogprob
 from ....runtime.protocol.sampling_params import SamplingParams
-from .peer_walk import Plan
+from .peer_walk import Plan, replay
 
 
 class BoughEngine:
@@ -100,35 +100,23 @@ class RandomBoughEngine(BoughEngine):
 
 
 @api.function
-def replay(s: State, plan: Plan) -> dict[int, State]:
-    """Says what a plan says, as a program by hand would; nothing is read, so that it is one request. Its branches."""
-    states: dict[int, State] = {0: s}
-    roles: dict[int, str] = {}
-    groups: dict[tuple[int, ...], Any] = {}
-    for op in plan:
-        kind, branch = op[0], op[1]
-        state = states[branch]
-        if kind == "text":
-            for part in op[2]:
-                state += part if isinstance(part, str) else states[part[0]].ref(part[1])
-        elif kind == "select":
-            state += api.select(op[2], choices=op[3], choices_method=token_length_normalized)
-        elif kind == "gen":
-            _, _, name, num_tokens, pattern = op
-            how: dict[str, Any] = {"ignore_eos": True} if pattern is None else {"regex": pattern}
-            state += api.gen(name, max_tokens=num_tokens, temperature=0, **how)
-        elif kind == "role":
-            roles[branch] = op[2]
-            state += getattr(api, f"{op[2]}_begin")()
-        elif kind == "end":
-            state += getattr(api, f"{roles[branch]}_end")()
-        elif kind == "fork":
-            group = groups[tuple(op[2])] = state.fork(len(op[2]))
-            for child, forked in zip(op[2], group, strict=True):
-                states[child] = forked
-        elif kind == "join":
-            groups[tuple(op[2])].join()
-    return states
+def program(s: State, plan: Plan) -> dict[int, State]:
+    """A plan as a program by hand would say it; nothing is read, so that it is one request. Its branches."""
+
+    def gen(name: str, num_tokens: int, pattern: str | None) -> Any:
+        how: dict[str, Any] = {"ignore_eos": True} if pattern is None else {"regex": pattern}
+        return api.gen(name, max_tokens=num_tokens, temperature=0, **how)
+
+    return replay(
+        plan,
+        s,
+        fork=State.fork,
+        value=State.ref,
+        gen=gen,
+        select=lambda name, choices: api.select(name, choices=choices, choices_method=token_length_normalized),
+        role=lambda role: getattr(api, f"{role}_begin")(),
+        end=lambda role: getattr(api, f"{role}_end")(),
+    )
 
 
 class BoughClient:
@@ -140,9 +128,9 @@ class BoughClient:
     def run(self, plans: list[Plan], at_once: int, stop_s: float) -> dict[str, Any]:
         started = time.perf_counter()
         if at_once == 1:
-            states = [replay.run(plan, backend=self._backend) for plan in plans]
+            states = [program.run(plan, backend=self._backend) for plan in plans]
         else:
-            states = replay.run_batch([(plan,) for plan in plans], backend=self._backend)
+            states = program.run_batch([(plan,) for plan in plans], backend=self._backend)
         programs = []
         for plan, state in zip(plans, states, strict=True):
             named = [(op[1], state.ret_value[op[1]], op[2]) for op in plan if op[0] in ("gen", "select")]

@@ -16,11 +16,10 @@ from typing import Any
 
 import openai  # in peers' own environments too
 
-from .peer_walk import Answer, Call, Plan, gbnf, gbnf_of_choices, run
+from .peer_walk import LONGEST_CHOICE, Answer, Call, Plan, gbnf, gbnf_of_choices, run
 
 _START_S = 900.0
 _TIMEOUT_S = 900.0
-_LONGEST_CHOICE = 64  # tokens
 _MODEL = "model"
 
 
@@ -64,7 +63,7 @@ class ServerClient:
 
     def _options(self, call: Call) -> dict[str, Any]:
         extra: dict[str, Any] = {"add_special_tokens": False} if self._is_vllm else {}
-        options: dict[str, Any] = {"max_tokens": _LONGEST_CHOICE if call.choices else max(1, call.num_tokens)}
+        options: dict[str, Any] = {"max_tokens": LONGEST_CHOICE if call.choices else max(1, call.num_tokens)}
         if call.choices or call.pattern is not None:
             if self._is_vllm:
                 extra["structured_outputs"] = {"choice": call.choices} if call.choices else {"regex": call.pattern}

@@ -189,11 +189,7 @@ class _Slots:
         work = slot.work
         if work is None:
             return None
-        is_end = (
-            work.sampler is not None
-            and bool(work.output)
-            and llama_cpp.llama_vocab_is_eog(self.vocabulary, work.output[-1])
-        )
+        is_end = work.sampler is not None and bool(work.output) and self._is_end(work.output[-1])
         if not is_end and (len(work.output) < work.num_tokens or (work.num_tokens == 0 and slot.left)):
             return None
         if is_end:

@@ -55,23 +55,19 @@ class MaskEngine:
         fill, accept = start()
         mask_us: list[float] = []
         accepted, count = True, 0
-        for token in (*tokens, self.eos):
-            started = time.perf_counter()
-            try:
+        try:
+            for token in (*tokens, self.eos):
+                started = time.perf_counter()
                 fill()
                 mask_us.append((time.perf_counter() - started) * 1e6)
-                accepted = bool(self.row[token // 32] >> (token % 32) & 1)
+                is_allowed = bool(self.row[token // 32] >> (token % 32) & 1)
+                accepted = is_allowed and (token == self.eos or accept(token) is not False)
                 if not accepted or token == self.eos:
                     break
-                accepted = accept(token) is not False
-                if not accepted:
-                    break
-            except Exception:  # noqa: BLE001  an engine at its end
-                accepted = False
-                break
-            count += 1
-        accepted = accepted and self.passes(tokens)
-        return {"accepted": accepted, "num_tokens": count, "mask_us": mask_us}
+                count += 1
+        except Exception:  # noqa: BLE001  an engine at its end
+            accepted = False
+        return {"accepted": accepted and self.passes(tokens), "num_tokens": count, "mask_us": mask_us}
 
 
 class PeerVocabulary:

@@ -17,33 +17,19 @@ import sglang  # type: ignore[import-not-found,unused-ignore]  # in its own envi
 from sglang.lang.backend.base_backend import BaseBackend  # type: ignore[import-not-found,unused-ignore]
 from sglang.lang.chat_template import get_chat_template  # type: ignore[import-not-found,unused-ignore]
 
-from .peer_walk import Plan, echoed_scores
+from .peer_walk import Plan, echoed_scores, replay
 
 _OK = 200
 
 
 @sglang.function  # type: ignore[untyped-decorator,unused-ignore]
-def replay(s: Any, plan: Any) -> Any:
-    """Says what a plan says, as a program by hand would. Its branches."""
-    states = {0: s}
-    groups: dict[tuple[int, ...], Any] = {}
-    for kind, branch, *rest in plan:
-        if kind == "text":
-            for part in rest[0]:
-                states[branch] += part if isinstance(part, str) else states[part[0]][part[1]]
-        elif kind == "gen":
-            name, num_tokens, pattern = rest
-            states[branch] += sglang.gen(
-                name, max_tokens=num_tokens, temperature=0, regex=pattern, ignore_eos=pattern is None
-            )
-        elif kind == "select":
-            states[branch] += sglang.select(rest[0], choices=rest[1])
-        elif kind == "fork":
-            group = groups[tuple(rest[0])] = states[branch].fork(len(rest[0]))
-            states |= dict(zip(rest[0], group, strict=True))
-        elif kind == "join":
-            groups[tuple(rest[0])].join()
-    return states
+def program(s: Any, plan: Any) -> Any:
+    """A plan as a program by hand would say it. Its branches."""
+
+    def gen(name: str, num_tokens: int, pattern: str | None) -> Any:
+        return sglang.gen(name, max_tokens=num_tokens, temperature=0, regex=pattern, ignore_eos=pattern is None)
+
+    return replay(plan, s, gen=gen, select=sglang.select, fork=lambda state, count: state.fork(count))
 
 
 class Server(BaseBackend):  # type: ignore[misc,unused-ignore]
@@ -102,7 +88,7 @@ class SglangClient:
 
     def _run(self, plans: list[Plan], at_once: int) -> dict[str, Any]:
         started = time.perf_counter()
-        states = replay.run_batch(
+        states = program.run_batch(
             [{"plan": plan} for plan in plans], backend=self._backend, num_threads=at_once, progress_bar=False
         )
         programs = []

@@ -21,7 +21,7 @@ class TransformersEngine:
     def generate(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
         outputs: list[list[int]] = []
         for start in range(0, len(prompts), self._max_seqs):
-            outputs += self._batch(prompts[start : start + self._max_seqs], num_tokens)
+            outputs += generate_greedily(self._model, prompts[start : start + self._max_seqs], num_tokens)
         return outputs
 
     def constrained(self, prompts: list[list[int]], schema: str, num_tokens: int) -> list[list[int]]:
@@ -34,21 +34,17 @@ class TransformersEngine:
         likeliest: list[int] = scores.argmax(-1).tolist()
         return logprobs, likeliest
 
-    def _batch(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
-        width = max(len(prompt) for prompt in prompts)
-        rows = [[0] * (width - len(prompt)) + prompt for prompt in prompts]
-        mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-        with torch.inference_mode():
-            result = self._model.generate(
-                torch.tensor(rows),
-                attention_mask=torch.tensor(mask),
-                do_sample=False,
-                min_new_tokens=num_tokens,
-                max_new_tokens=num_tokens,
-                pad_token_id=0,
-            )
-        outputs: list[list[int]] = result[:, width:].tolist()
-        return outputs
+
+def generate_greedily(model: Any, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+    """Continuations of exactly `num_tokens` tokens by a model of transformers, all prompts at once."""
+    width = max(len(prompt) for prompt in prompts)
+    rows = [[0] * (width - len(prompt)) + prompt for prompt in prompts]
+    mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    options = {"do_sample": False, "min_new_tokens": num_tokens, "max_new_tokens": num_tokens, "pad_token_id": 0}
+    with torch.inference_mode():
+        result = model.generate(torch.tensor(rows), attention_mask=torch.tensor(mask), **options)
+    outputs: list[list[int]] = result[:, width:].tolist()
+    return outputs
 
 
 class RandomTransformersEngine:

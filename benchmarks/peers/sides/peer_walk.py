@@ -10,6 +10,7 @@ would do, long texts that several programs or branches begin with are computed o
 from __future__ import annotations
 
 import asyncio
+import operator
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -23,7 +24,7 @@ Plan = list[list[Any]]
 ["gen", branch, name, num_tokens, pattern]: exactly so many tokens; under a regular expression, at most so many
 ["select", branch, name, [choice, ...]]
 ["fork", branch, [child, ...]] and ["join", branch, [child, ...]], which waits for them
-["role", branch, role] and ["end", branch]: a message; peers get the chat template's text instead
+["role", branch, role] and ["end", branch, role]: a message; peers get the chat template's text instead
 """
 
 Value = list[Any]
@@ -32,6 +33,8 @@ Value = list[Any]
 PRIMED_CHARS = 400
 """From so many characters on, what is shared is computed before it is shared."""
 
+LONGEST_CHOICE = 64
+"""Tokens that clients allow a choice."""
 
 _HOPS = 16  # turns of the event loop, in which all tasks come to where they wait for an answer
 
@@ -141,6 +144,35 @@ def first_texts(plan: Plan) -> Iterator[list[Any]]:
             empty.discard(op[1])
             if op[0] == "text":
                 yield op
+
+
+def replay(
+    plan: Plan,
+    state: Any,
+    *,
+    fork: Callable[[Any, int], Any],
+    value: Callable[[Any, str], Any] = operator.getitem,
+    **says: Callable[..., Any],
+) -> dict[int, Any]:
+    """Says what a plan says on a library's own states, as a program by hand would; returns its branches' states.
+
+    fork    makes the states of so many branches, a group that can be joined
+    value   what a state appends for another's value of that name
+    says    for each other kind of instruction what its branch appends, of what stands behind the branch
+    """
+    states, groups = {0: state}, {}
+    for kind, branch, *rest in plan:
+        if kind == "text":
+            for part in rest[0]:
+                states[branch] += part if isinstance(part, str) else value(states[part[0]], part[1])
+        elif kind == "fork":
+            group = groups[tuple(rest[0])] = fork(states[branch], len(rest[0]))
+            states |= dict(zip(rest[0], group, strict=True))
+        elif kind == "join":
+            groups[tuple(rest[0])].join()
+        else:
+            states[branch] += says[kind](*rest)
+    return states
 
 
 class Stepping(Protocol):

@@ -4,7 +4,6 @@ import pytest
 
 from bough.benchmarks.gpu.roofline import (
     Heads,
-    Machine,
     Work,
     decode_attention,
     decode_step_s,
@@ -21,9 +20,8 @@ HEADS = Heads(32, 8, 128)
 
 
 def test_a_floor_is_the_slower_of_moving_and_computing():
-    machine = Machine("m", bandwidth=10.0, flops=100.0)
-    assert Work(50.0, 100.0).floor_s(machine) == 5.0
-    assert Work(10.0, 1000.0).floor_s(machine) == 10.0
+    assert Work(50.0, 100.0).floor_s(bandwidth=10.0, rate=100.0) == 5.0
+    assert Work(10.0, 1000.0).floor_s(bandwidth=10.0, rate=100.0) == 10.0
 
 
 def test_weights_of_a_model():

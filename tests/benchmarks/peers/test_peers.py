@@ -242,7 +242,7 @@ def test_a_peer_runs_the_folder_and_not_the_package(tmp_path):
     assert theirs[0] == "/x/python" and theirs[-3:-1] == ["programs", "guidance"] and json.loads(theirs[-1]) == {"a": 1}
     folder = tmp_path / "sides"
     shutil.copytree(Path(theirs[-4]) / "sides", folder, ignore=shutil.ignore_patterns("peer_bough.py"))
-    (folder / "peer_guidance.py").write_text("from .peer_walk import Plan\nclass GuidanceClient(dict):\n  pass\n")
+    (folder / "peer_clients.py").write_text("from .peer_walk import Plan\nclass GuidanceClient(dict):\n  pass\n")
     command = [sys.executable, "-I", *theirs[3:5], str(tmp_path), *theirs[-3:]]
     done = subprocess.run(command, input="", capture_output=True, text=True, check=True)
     assert done.stdout.startswith('@bench {"ready"')
