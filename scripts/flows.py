@@ -189,7 +189,7 @@ async def chats(client: Any, profiler: Profiler) -> Trace:
 
 
 def is_tabled(trace: Trace) -> bool:
-    """Whether each mask came from a table that was there before the run."""
+    """True if each mask came from a table that was there before the run."""
     steps_without = {"constrain/matchers/token_matcher.py", "constrain/workers/service.py"}
     return "constrain/matchers/table/tables.py" in trace.files and not steps_without & trace.files.keys()
 
