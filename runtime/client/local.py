@@ -64,9 +64,9 @@ class EngineLoop:
         self._on_death = on_death
         self.tools = ToolRegistry()
         self._runner = ToolRunner()
-        self._machine = EngineMachine(engine, time.monotonic, post=self._post, runner=self._runner)
+        machine = EngineMachine(engine, time.monotonic, post=self._post, runner=self._runner)
         self._executor = Executor(
-            self._machine, time.monotonic, max_states=config.max_states, post=self._post_turn, tools=self.tools
+            machine, time.monotonic, max_states=config.max_states, post=self._post_turn, tools=self.tools
         )
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._turn: Callable[[], None] | None = None  # of programs that go on before the next step
@@ -164,7 +164,6 @@ class EngineLoop:
         died = False
         try:
             while self._take_calls():
-                self._machine.expire()
                 works = not self.engine.idle
                 self.engine.step()
                 self._executor.expire()  # after who knows better what has taken so long
@@ -232,10 +231,10 @@ class EngineLoop:
             self._turned = time.monotonic()
 
     def _sleep_s(self) -> float | None:
-        """Seconds that the idle loop may sleep: until the first deadline of a constraint that is compiled, or of a
-        tool, until a look for old states is due, or until it has rested long enough to get ready for what may come.
+        """Seconds that the idle loop may sleep: until the first deadline of a constraint that is compiled, until the
+        executor has something to end, or until it has rested long enough to get ready for what may come.
         """
-        parts = (self.engine.sleep_s(), self._machine.sleep_s(), self._executor.sleep_s(), self._rest_s)
+        parts = (self.engine.sleep_s(), self._executor.sleep_s(), self._rest_s)
         ends = [end for end in parts if end is not None]
         if self._warm_at < math.inf:
             ends.append(max(self._warm_at - time.monotonic(), 0.0))

@@ -231,8 +231,11 @@ class Executor:
             raise
 
     def expire(self) -> None:
-        """Ends the programs whose time is over, and drops the idle states that are old; to be called as time passes, at
-        the latest after `sleep_s`."""
+        """Ends calls and programs whose time is over, and drops the idle states that are old; to be called as time
+        passes, at the latest after `sleep_s`."""
+        if not self._states:
+            return
+        self._machine.expire()
         now = self._clock()
         if now >= self._expire_at:
             for state in list(self._states.values()):
@@ -241,13 +244,16 @@ class Executor:
                         self._interpreter.check_time(state)
             deadlines = (run.deadline for state in self._states.values() for run in state.runs)
             self._expire_at = min(deadlines, default=math.inf)
-        if self._states and now >= self._look_at:
+        if now >= self._look_at:
             self._look_at = now + LOOK_S
             self._trim(now)
 
     def sleep_s(self) -> float | None:
         """Seconds until `expire` has something to do; None: there are no states."""
-        return max(min(self._look_at, self._expire_at) - self._clock(), 0.0) if self._states else None
+        if not self._states:
+            return None
+        own_s, calls_s = max(min(self._look_at, self._expire_at) - self._clock(), 0.0), self._machine.sleep_s()
+        return own_s if calls_s is None else min(own_s, calls_s)
 
     def drop(self, program_id: str, key: object = None) -> None:
         """Stops a program and forgets its state, kept or not; its submissions in flight fail. Unknown ids are ignored.

@@ -57,6 +57,12 @@ class Machine(Protocol):
     def cancel(self, call_id: str) -> None:
         """Ends something in flight, of which nothing is to be heard any more."""
 
+    def expire(self) -> None:
+        """Fails the calls whose time is over."""
+
+    def sleep_s(self) -> float | None:
+        """Returns seconds until `expire` has something to do; None: there is nothing to wait for."""
+
     def check_length(self, branch: Branch) -> None:
         """Checks a branch. Raises RequestError: it has more than fits into a request."""
 

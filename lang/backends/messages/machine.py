@@ -176,6 +176,12 @@ class MessageMachine:
         if call is not None:
             self._caller.cancel(call)
 
+    def expire(self) -> None:
+        """Leaves calls to whoever makes them: each ends there when its time is over."""
+
+    def sleep_s(self) -> float | None:
+        return None
+
     def check_length(self, branch: Branch) -> None:
         """Checks nothing: the API says when a prompt is too long."""
 

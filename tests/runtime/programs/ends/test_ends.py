@@ -15,6 +15,7 @@ from bough.runtime.client.local import EngineLoop, LocalClient
 from bough.runtime.client.remote import RemoteClient
 from bough.runtime.engine.engine import Engine
 from bough.runtime.programs import interpreter
+from bough.runtime.programs.engine_machine import EngineMachine
 from bough.runtime.protocol.config import EngineConfig
 from bough.runtime.protocol.errors import BoughError, RequestError
 from bough.runtime.protocol.program import Done, Failed, Fork, Gen, Join, Program, Text, Use
@@ -73,9 +74,9 @@ class Slow:
 
 
 def slow_down(client: LocalClient, seconds: float) -> None:
-    encodings = client._loop._machine._encodings
-    assert encodings is not None
-    encodings._tokenizer = Slow(client._loop.engine, seconds)  # type: ignore[assignment]
+    machine = client._loop._executor._machine
+    assert isinstance(machine, EngineMachine) and machine._encodings is not None
+    machine._encodings._tokenizer = Slow(client._loop.engine, seconds)  # type: ignore[assignment]
 
 
 def test_time_is_over_while_texts_are_encoded(client: LocalClient, pool: ThreadPoolExecutor) -> None:
