@@ -71,7 +71,6 @@ class Sequence:
     epoch         counts what made planned steps void (put back to wait, a token replaced); their results are dropped
     num_cached    of these, found in the prefix cache when it was first admitted
     lease         its pages; None while it waits: a waiting sequence holds none
-    tenant        whose it is, by its namespace
     """
 
     id: str
@@ -89,15 +88,17 @@ class Sequence:
     epoch: int = 0
     num_cached: int | None = None
     lease: Lease | None = None
-    tenant: str = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tenant = tenant_of(self.namespace)
         self.check()
 
     def check(self) -> None:
         """Asserts the invariant of the counts."""
         assert 0 <= self.num_settled <= self.num_computed <= len(self.tokens) + self.num_pending, self
+
+    @property
+    def tenant(self) -> str:
+        return tenant_of(self.namespace)
 
     @property
     def length(self) -> int:

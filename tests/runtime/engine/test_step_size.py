@@ -176,7 +176,7 @@ DECODING, PROMPT = sequence(10, 9), sequence(1000, 100)
 
 
 def scheduler(running: list[Sequence], *, any_waiting: bool) -> Scheduler:
-    """Where so many run, and perhaps one more waits."""
+    """A scheduler in which `running` run, and perhaps one more waits."""
     made = Scheduler(PrefixCache(16, 1), SchedulerLimits())
     made.running = running
     if any_waiting:
