@@ -30,7 +30,6 @@ class Asker(Protocol):
     session: Session
     defaults: Mapping[str, Any]
     open_role: str | None
-    isolated: bool
     attempts: Attempts | None
 
     @property
@@ -193,11 +192,12 @@ class Attempts:
         self._end()
         with branch.session.changed:  # who reads it hears the same
             self.slot.failure, self.slot.values = error, []
-        if not branch.isolated:
+        arrivals = branch.session.arrivals
+        if (alone := arrivals.failing_alone(branch.id)) is None:
             raise error
-        branch.recorder.add(OpNode(Cancel(branch.id), self.place))
+        branch.recorder.add(OpNode(Cancel(alone), self.place))
         with branch.session.changed:
-            branch.session.arrivals.fail(branch.id, error)
+            arrivals.fail(alone, error)
 
     def _end(self) -> None:
         branch = self.branch

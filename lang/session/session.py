@@ -148,9 +148,9 @@ class Arrivals:
         self._isolated.update(children if isolated else ())
         self._restarted.update(children if restart else ())
 
-    def fails_alone(self, branch: int) -> bool:
-        """Tells whether a failure of the branch is not one of the whole program."""
-        return any(line in self._isolated for line in self._ancestry(branch))
+    def failing_alone(self, branch: int) -> int | None:
+        """Returns which branch a failure of this one ends: it, or one that it was forked from. None: the program."""
+        return next((line for line in self._ancestry(branch) if line in self._isolated), None)
 
     def may_restart(self, branch: int) -> bool:
         """Tells whether the branch, or one that it was forked from, may begin anew."""

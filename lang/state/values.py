@@ -163,7 +163,7 @@ def check_unread(session: Session) -> None:
         ProgramError: one is refused, code "invalid_output".
     """
     for slot, branch in list(session.body.unread.items()):
-        if session.arrivals.fails_alone(slot.branch) or session.arrivals.failure_of(slot.branch):
+        if session.arrivals.failing_alone(slot.branch) is not None or session.arrivals.failure_of(slot.branch):
             continue
         value = _left(branch, slot) if slot.in_block else slot.value
         if value is not None:

@@ -118,6 +118,25 @@ def test_an_isolated_branch_fails_alone() -> None:
     assert (first.code, second.age) == ("invalid_output", 36)
 
 
+def test_a_fork_of_an_isolated_branch_ends_with_it_alone() -> None:
+    def body(s: Any) -> None:
+        s += "x"
+        branches = s.fork(2, isolated=True)
+        branches += ["A", "B"]
+        for branch in branches:
+            inner = branch.fork(2)
+            inner += [gen("v", Adult, retries=1), gen("w")]
+            inner.join("append")
+        branches.join(errors="value")
+        s += gen("after")
+
+    backend = MockBackend(lambda before, name: YOUNG if before.startswith("xA") else OLD)
+    state = function(body).run(backend=backend)
+    first, (second, *_) = state["v"]
+    assert (first.code, second.age) == ("invalid_output", 36)
+    assert state["after"] == OLD
+
+
 @pytest.mark.parametrize(
     "read",
     [
