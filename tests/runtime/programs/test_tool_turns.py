@@ -68,6 +68,22 @@ MISTRALS = """\
 {%- elif message.role == 'assistant' %}{{ message.content + '<|im_end|>' }}
 {%- else %}{{ raise_exception('no system messages') }}{% endif %}{% endfor %}"""
 
+LLAMAS = """\
+{%- for message in messages %}
+{%- if message.role == 'tool' %}{{ '<|im_start|>ipython\\n' + (message.content | tojson) + '<|im_end|>' }}
+{%- elif message.tool_calls %}
+{%- if message.tool_calls | length != 1 %}{{ raise_exception('one call at a time') }}{% endif %}
+{%- set call = message.tool_calls[0].function %}
+{{- '<|im_start|>assistant\\n{"name": "' + call.name + '", "parameters": ' + (call.arguments | tojson) }}
+{{- '}<|im_end|>' }}
+{%- else %}
+{{- '<|im_start|>' + message.role + '\\n' }}
+{%- if tools and loop.first %}
+{{- 'Call with {"name": function name, "parameters": arguments as an object}:' }}
+{%- for tool in tools %}{{ '\\n' + (tool | tojson(indent=4)) }}{% endfor %}{{ '\\n\\n' }}{% endif %}
+{{- message.content + '<|im_end|>' }}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -143,7 +159,9 @@ def text_of(heard: Heard, branch: int = 0) -> str:
     return text
 
 
-@pytest.mark.parametrize(("template", "form"), [(PLAIN_CHATML, PLAIN), (QWEN, HERMES), (MISTRALS, MISTRAL)])
+@pytest.mark.parametrize(
+    ("template", "form"), [(PLAIN_CHATML, PLAIN), (QWEN, HERMES), (MISTRALS, MISTRAL), (LLAMAS, LLAMA)]
+)
 @pytest.mark.parametrize("seed", range(2))
 def test_whatever_is_written_its_calls_are_valid(template: str, form: CallForm, seed: int, place_of: Make) -> None:
     place = place_of(template)
@@ -254,6 +272,17 @@ def test_tools_are_shown_before_a_user_s_message_where_the_template_does(place_o
     assert text.startswith('[AVAILABLE_TOOLS][{"type": "function", "function": {"name": "weather"')
     assert "[/AVAILABLE_TOOLS][INST]How is it?[/INST][TOOL_CALLS][" in text
     assert f'<|im_end|>[TOOL_RESULTS]{{"content": {call["result"]}, "call_id": "call00001"}}[/TOOL_RESULTS]' in text
+
+
+def test_llama_writes_arguments_as_parameters_and_hears_of_results_as_json(place_of: Make) -> None:
+    heard = place_of(LLAMAS).run([*chat(), *turn(), RoleEnd(0)], keep=True)
+    said, calls = values(heard, "a")[0], json.loads(values(heard, "a.calls")[0])
+    text = text_of(heard)
+    assert text.startswith('<|im_start|>user\nCall with {"name": function name')
+    assert said.lstrip().startswith('{"name": "') and '", "parameters": {' in said
+    assert said in text
+    for call in calls:
+        assert f"<|im_start|>ipython\n{json.dumps(call['result'], ensure_ascii=False)}" in text
 
 
 def test_other_tools_cannot_be_shown_later(place_of: Make) -> None:
