@@ -55,9 +55,9 @@ class Node:
 class RadixTree:
     """Prefixes of token sequences, each page once, in namespaces that never share.
 
-    The tree owns the pages it holds; those that leave it are returned by `evict`. Whoever matches gets a lock in the
-    same call, so nothing can be evicted in between. A lock is named by a node: the last of the locked path. It stays
-    valid when edges are split, because a split makes the new node the upper one.
+    The tree owns the pages it holds; those that leave it are returned by `evict` and `evict_all`. `acquire` finds and
+    locks a prefix in one call, so nothing can be evicted in between. A lock is named by a node: the last of the locked
+    path. It stays valid when edges are split, because a split makes the new node the upper one.
 
     Every ancestor of a locked node is locked. So all unlocked pages can be evicted, leaf by leaf.
 
@@ -142,10 +142,10 @@ class RadixTree:
         return pages
 
     def evict(self, num_pages: int, tenant: str | None = None) -> array[int]:
-        """Drops up to `num_pages` unlocked pages, for `tenant` if it is one's, and returns them.
+        """Drops up to `num_pages` unlocked pages, which `tenant` needs (None: nobody in particular); returns them.
 
-        They are those of who holds more than its own, then the tenant's, then anyone's; of each the least recently used
-        leaves first, each from its end.
+        First go those of tenants that hold more than their share, then the tenant's own, then anyone's. Of a tenant,
+        the leaf node that was used least recently goes first, its last page first.
         """
         if len(self.holdings.by_tenant) == 1:
             return self._evict_from(next(iter(self.holdings.by_tenant.values())), num_pages)

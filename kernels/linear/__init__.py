@@ -2,5 +2,5 @@
 
 Rows of activations and stored weights come in, rows go out. `select` chooses the kernel for a format and a device.
 
-A new quantised format: `formats` begins with the list of all places that know one.
+A new quantised format: `formats` begins with a list of the places that know one.
 """

@@ -5,16 +5,19 @@ Where a new format goes. Most that files have are repacked into the layouts belo
 1. Files: a Hugging Face folder in `runtime/checkpoints/quantised_folder.py` (`EXTRA_DTYPES`, `_PARTS`, `mark`,
    `_dense_shape`, `read_stored`, a `_repack_*`, `_read_method`, `_read_bits`); a GGUF type in
    `runtime/checkpoints/gguf_file.py` (`FORMATS`, `_OTHER_FORMATS`) and `gguf_blocks.py` (`_READERS`); a dtype of
-   safetensors in `runtime/checkpoints/checkpoint.py` (`_ITEM_BYTES`).
+   safetensors in `runtime/checkpoints/checkpoint.py` (`_ITEM_BYTES`). By name: what `bough models` counts
+   (`runtime/checkpoints/inventory.py`), whom torch instead of the CPU library is said to slow down
+   (`_warn_of_torch` in `runtime/load/load_torch.py`), the table in `docs/models.md`.
 2. A layout that is new in memory: a class here, in `QuantisedWeight` and `dequantise`; its product beside
    `packed_linear` and `bytes_linear`, chosen by `select.select_product`; `runtime/models/quantised_linear.py` joins
    projections (`_fuse`).
-3. Rounding while a model is loaded: `TORCH_KINDS`, `_QUANTISERS` and `read_packed` in
-   `runtime/models/quantised_linear.py`; the name in `runtime/protocol/config.py` (`quantization`, and `STORED` if it is
-   the checkpoint's own), unless it is for measurements alone, as int4-g32.
+3. Rounding while a model is loaded: `TORCH_KINDS`, `_QUANTISERS`, `rounds_rows` (of activations, too) and
+   `read_packed` in `runtime/models/quantised_linear.py`; the name in `runtime/protocol/config.py` (`quantization`, and
+   `STORED` if it is the checkpoint's own), unless it is for measurements alone, as int4-g32.
 4. The CPU library: `NATIVE_KINDS`, `fits`, `_form` and `_Loader._tile` in `runtime/models/native.py`;
-   `kernels/native/packed.py`; in C `kernels/native/source/pack.c` (tiles, types of GGUF) and a product in
-   `kernels/native/source/linear/linear.h` (`select_product`).
+   `kernels/native/packed.py`; the format's bits in `kernels/native/library.py` and `source/bough_cpu.h`; in C the
+   tiles, which `source/pack.c` writes (with the types of GGUF) and `source/linear/tiles.h` reads, and a product in
+   `source/linear/linear.h` (`select_product`).
 
 Shapes: M output features, N input features (the terms of a sum), T tokens, G columns that share a scale (`group`).
 """

@@ -1,11 +1,18 @@
 """The step: admission, masks, drafts, one pass, and what each request makes of its tokens.
 
-What may delay a constrained row: its grammar is being compiled (`Admission.compiled`); its mask is late
-(`MaskStage.finish`, in `masks`), or its tenant has too many late masks, so that slower threads fill it
-(`MaskStage.start`); it takes a search to tell if its drawn token leads to an end (found by `Generation.take`, waited
-for by `MaskStage.defer_undecided`); its value is being checked at the end (`Engine._emit`, `checks`). The other rows
-of the step wait twice `MaskStage`'s patience at most, then go on without it. As any row it may also wait for a seat,
-for pages, or for a prefix that another row computes (`Scheduler._admit`).
+What may delay a constrained sequence:
+
+- its grammar is being compiled (`Admission.compiled`);
+- its mask is late (`MaskStage.finish`), or its tenant has too many late masks, so that slower threads fill it
+  (`MaskStage.start`); other sequences of the step wait for it twice the stage's patience at most, then go on;
+- near the end of its tokens, only a search tells whether the drawn one still leads to an end (`Generation.take`;
+  `MaskStage.defer_undecided` waits for it);
+- its grammar put another token in the place of the drawn one, so that steps in flight are void (`Scheduler.apply`);
+- its value is being checked at the end (`Engine._emit`, `checks`).
+
+As any sequence it may also wait for a seat, for pages, for its tenant's share of a step's tokens, or for a prefix that
+another one computes (`Scheduler._admit`), be put back to wait when pages run out (`_retract`), or repeat a pass for
+which there was no memory (`Engine._launch`).
 
 Requests come in through `submit`; outputs leave as events, one of them terminal.
 """

@@ -258,8 +258,9 @@ class Executor:
     def drop(self, program_id: str, key: object = None) -> None:
         """Stops a program and forgets its state, kept or not; its submissions in flight fail. Unknown ids are ignored.
 
-        This is also what happens when a client leaves: see `runtime.client.streams.aiterate`. It gives the `key` of its
-        submission, without which the program goes on: that may have been refused, and the program be another's.
+        This is also what happens when a client leaves (`runtime.client.streams.aiterate`), which gives the `key` of its
+        submission: unless that one is in flight, nothing happens, as the program may be somebody else's. If it is, all
+        submissions of the program end with it.
         """
         self._drop(program_id, ErrorInfo(code="aborted", message="the program was dropped"), key)
 

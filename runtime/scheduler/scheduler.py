@@ -69,7 +69,7 @@ class Sequence:
     blocked       nothing can be planned: a planned step decides by how much it grows (drafts), or the sequence sits
                   steps out (`defer`, `repeat_later`)
     epoch         counts what made planned steps void (put back to wait, a token replaced); their results are dropped
-    num_cached    of these, found in the prefix cache when it was first admitted
+    num_cached    tokens found in the prefix cache when it was first admitted
     lease         its pages; None while it waits: a waiting sequence holds none
     """
 
@@ -606,7 +606,7 @@ class Scheduler:
     def _awaits_prefix(self, sequence: Sequence, computing: list[Sequence]) -> bool:
         """True if a prefix that is being computed now would save more than what the cache holds already.
 
-        This is how the children of a fork, which arrive in one step, come to share their parent's pages.
+        So the children of a fork, which arrive in one step, share what the first of them computes.
         """
         cached = -1
         for other in computing:
