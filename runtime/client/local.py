@@ -11,12 +11,14 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
-from ...constrain.workers.turns import settle
+from ...constrain.workers.turns import FairQueue, settle
+from ...radix import tenant_of
 from ..engine.engine import Engine
 from ..programs.engine_machine import EngineMachine
 from ..programs.executor import Executor
@@ -45,8 +47,80 @@ MAX_CALLS_S = 0.02
 Answer = TypeVar("Answer")
 
 
+Kind = Literal["request", "program"]
+
+
+@dataclass(eq=False, slots=True)
+class _Submission:
+    """A request or a program that waits for the engine's thread.
+
+    key     what it is, and its id
+    make    starts it
+    refuse  tells who asked for it that it never begins
+    then    what is to be done right after
+    """
+
+    key: tuple[Kind, str]
+    make: Callable[[], None]
+    refuse: Callable[[], None]
+    then: list[Callable[[], None]] = field(default_factory=list)
+
+
+class Submissions:
+    """Requests and programs that wait for the engine's thread: tenants take turns by the time that theirs took."""
+
+    def __init__(self) -> None:
+        self._queue: FairQueue[_Submission] = FairQueue()
+        self._last: dict[tuple[Kind, str], _Submission] = {}  # of those that wait
+        self._lock = threading.RLock()  # a generator that is freed in here leaves its request
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def put(self, tenant: str, submission: _Submission) -> None:
+        with self._lock:
+            self._queue.push(tenant, submission)
+            self._last[submission.key] = submission
+
+    def withdraw(self, request_id: str) -> bool:
+        """Has a request refused instead of made; False if it does not wait."""
+        with self._lock:
+            waiting = self._last.get(("request", request_id))
+            if waiting is not None:
+                waiting.make = waiting.refuse
+            return waiting is not None
+
+    def follow(self, program_id: str, call: Callable[[], None]) -> bool:
+        """Has `call` made right after the program; False if it does not wait."""
+        with self._lock:
+            waiting = self._last.get(("program", program_id))
+            if waiting is not None:
+                waiting.then.append(call)
+            return waiting is not None
+
+    def make(self, ends: float) -> None:
+        """Makes those that are there, until `ends` by the monotonic clock, but one in any case."""
+        for _ in range(len(self)):
+            with self._lock:
+                taken = self._queue.pop()
+                if taken is None:
+                    return
+                tenant, submission = taken
+                if self._last.get(submission.key) is submission:
+                    del self._last[submission.key]
+            began = time.monotonic()
+            for call in (submission.make, *submission.then):
+                _make(call)
+            now = time.monotonic()
+            with self._lock:
+                self._queue.end(tenant, now - began)
+            if now >= ends:
+                return
+
+
 class EngineLoop:
-    """Runs an engine and its executor on one thread. Calls come in through an inbox; it sleeps when idle.
+    """Runs an engine and its executor on one thread. Calls come in through an inbox, requests and programs through
+    queues of their tenants; it sleeps when idle.
 
     Whatever was started gets its terminal event, also when the loop is closed or dies (then `on_death` is called).
     One that `serves` gets ready for constraints as soon as it has nothing else to do.
@@ -69,11 +143,12 @@ class EngineLoop:
             machine, time.monotonic, max_states=config.max_states, post=self._post_turn, tools=self.tools
         )
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._submissions = Submissions()
         self._turn: Callable[[], None] | None = None  # of programs that go on before the next step
         self._stopped = False
         self._warm_at = time.monotonic() + QUIET_S if serves else math.inf
         self._rest_s: float | None = REST_S  # until more can be prepared; None: nothing can
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._turned: float | None = None  # when the step under way began; None: it sleeps
         engine.wake = lambda: self._inbox.put(_nothing)
         self._thread = threading.Thread(target=self._run, name="bough-engine", daemon=True)
@@ -100,7 +175,8 @@ class EngineLoop:
             except Exception as error:  # noqa: BLE001  it goes to who asked
                 listen(RequestOutput(id=request.id, finish=Finish(reason="error", error=_refusal(error))))
 
-        self._post(submit)
+        aborted = RequestOutput(id=request.id, finish=Finish(reason="abort"))
+        self._submit(request.namespace, _Submission(("request", request.id), submit, partial(listen, aborted)))
 
     def start_program(
         self,
@@ -119,16 +195,20 @@ class EngineLoop:
             except Exception as error:  # noqa: BLE001  it goes to who asked
                 listen(Failed(error=_refusal(error)))
 
-        self._post(start)
+        self._submit(program.namespace, _Submission(("program", program.id), start, _nothing))
         return partial(self.drop, program.id, key)
 
     def abort(self, request_id: str) -> None:
+        """Ends a request; one that still waits for the engine's thread never begins."""
         with contextlib.suppress(EngineStoppedError):
-            self._post(lambda: self.engine.abort(request_id))
+            if not self._submissions.withdraw(request_id):
+                self._post(lambda: self.engine.abort(request_id))
 
     def drop(self, program_id: str, key: object = None) -> None:
+        drop = partial(self._executor.drop, program_id, key)
         with contextlib.suppress(EngineStoppedError):
-            self._post(lambda: self._executor.drop(program_id, key))
+            if not self._submissions.follow(program_id, drop):
+                self._post(drop)
 
     def ask(self, question: Callable[[], Answer], answer: Callable[[Answer], None]) -> None:
         """Has `question` asked on the engine's thread, between steps."""
@@ -155,6 +235,13 @@ class EngineLoop:
             if self._stopped:
                 raise EngineStoppedError("the engine has stopped")
             self._inbox.put(call)
+
+    def _submit(self, namespace: str, submission: _Submission) -> None:
+        with self._lock:
+            if self._stopped:
+                raise EngineStoppedError("the engine has stopped")
+            self._submissions.put(tenant_of(namespace), submission)
+            self._inbox.put(_nothing)
 
     def _post_turn(self, turn: Callable[[], None]) -> None:
         """Has `turn` made before the next step. On the engine's thread only."""
@@ -192,7 +279,8 @@ class EngineLoop:
                 part.close()
             except BaseException:
                 logger.exception("a part of the engine did not end in order")
-        while not self._inbox.empty():  # refused by what is closed
+        self._submissions.make(math.inf)  # refused by what is closed
+        while not self._inbox.empty():
             call = self._inbox.get()
             if call is not None:
                 _make(call)
@@ -201,12 +289,13 @@ class EngineLoop:
         """Makes the calls that wait, sleeping for one if there is nothing to compute. False: close.
 
         Those that come in meanwhile wait until after the next step, and so do those for which there is no time, so that
-        many callers cannot keep it from coming. Programs that made way go on after the calls: no request waits for one.
+        many callers cannot keep it from coming. After them, requests and programs are submitted, tenants by turns, and
+        then programs that made way go on: no request waits for one.
         """
         num_left = self._inbox.qsize()
         self._turned = time.monotonic()
         self.engine.expected_s = 0.0  # until its step says more
-        while num_left > 0 or (self._turn is None and self.engine.idle):
+        while num_left > 0 or (self._turn is None and not self._submissions and self.engine.idle):
             try:
                 call = self._get(self._sleep_s()) if num_left <= 0 else self._inbox.get()
             except queue.Empty:
@@ -218,6 +307,7 @@ class EngineLoop:
             _make(call)
             if time.monotonic() - (self._turned or 0.0) >= MAX_CALLS_S:
                 break
+        self._submissions.make((self._turned or 0.0) + MAX_CALLS_S)
         turn, self._turn = self._turn, None
         if turn is not None:
             _make(turn)

@@ -24,7 +24,7 @@ from bough.runtime.protocol.condition import Matches
 from bough.runtime.protocol.config import EngineConfig
 from bough.runtime.protocol.errors import EngineStoppedError, OverloadedError, RequestError
 from bough.runtime.protocol.program import Done, Failed, Gen, Text, When
-from bough.runtime.protocol.request import RequestOutput
+from bough.runtime.protocol.request import Request, RequestOutput
 from bough.runtime.protocol.sampling_params import SamplingParams
 
 from ...support.fakes import fake_engine
@@ -395,6 +395,80 @@ def test_an_idle_engine_outlives_what_cannot_be_made_ready(part: str, monkeypatc
     assert len(tokens(list(client.stream(request(4))))) == 4
     assert client.alive
     client.close()
+
+
+class Held:
+    """A loop whose thread is held until `go`, and what it was asked to submit then, by id."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.engine, _ = fake_engine()
+        self.loop = EngineLoop(self.engine, EngineConfig())
+        self.submitted: list[str] = []
+        self.outputs: dict[str, list[RequestOutput]] = {}
+        self._held, ready = threading.Event(), threading.Event()
+        submit = self.engine.submit
+
+        def note(request: Request, listen: Callable[[RequestOutput], None]) -> None:
+            self.submitted.append(request.id)
+            submit(request, listen)
+
+        monkeypatch.setattr(self.engine, "submit", note)
+        self.loop.ask(ready.set, lambda _: None)
+        self.loop.ask(self._held.wait, lambda _: None)
+        assert ready.wait(10.0)
+
+    def start(self, asked: Request) -> str:
+        heard = self.outputs[asked.id] = []
+        self.loop.start_request(asked, heard.append)
+        return asked.id
+
+    def go(self) -> None:
+        """Returns when all have ended."""
+        self._held.set()
+        wait_until(lambda: all(heard and heard[-1].finish for heard in self.outputs.values()))
+
+    def reason(self, request_id: str) -> str:
+        finish = self.outputs[request_id][-1].finish
+        assert finish is not None
+        return finish.reason
+
+
+def test_tenants_take_turns_at_the_engine_s_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever had asked for more before was submitted first, and 20 ms of it before each step."""
+    held = Held(monkeypatch)
+    flood = [held.start(request(1, namespace="flood/")) for _ in range(500)]
+    quiet = [held.start(request(1, namespace="quiet/")) for _ in range(3)]
+    held.go()
+    assert sorted(held.submitted) == sorted(flood + quiet)
+    assert [each for each in held.submitted if each in flood] == flood
+    assert held.submitted.index(quiet[0]) <= 2
+    held.loop.close()
+
+
+def test_who_leaves_before_the_engine_s_thread_has_looked_is_not_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held(monkeypatch)
+    stays, leaves = held.start(request(1)), held.start(request(1))
+    held.loop.abort(leaves)
+    held.go()
+    assert held.submitted == [stays]
+    assert (held.reason(stays), held.reason(leaves)) == ("length", "abort")
+    held.loop.close()
+
+
+def test_a_program_is_dropped_after_it_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if a request has its id."""
+    held = Held(monkeypatch)
+    asked = program()
+    events: list[Any] = []
+    held.start(request(1, namespace="x/"))
+    drop = held.loop.start_program(asked, events.append)
+    held.loop.abort(asked.id)
+    drop()
+    held.go()
+    wait_until(lambda: bool(events))
+    (failed,) = events
+    assert isinstance(failed, Failed) and failed.error.code == "aborted"
+    held.loop.close()
 
 
 def test_a_request_waits_for_no_program_that_came_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
