@@ -69,8 +69,8 @@ class Interpreter:
     """Carries out programs on `machine`, on one thread. Branches take turns, each as far as it gets: always in the same
     order where the machine's values come in the same order.
 
-    All programs together have a slice of time between two steps of the engine. Who has to wait goes on after the step,
-    tenants by turns.
+    With `post` they go on in turns only, one before each step of the engine, in which all of them together have a slice
+    of time; tenants take turns within it. Nothing is done for them while the engine tells what a step has brought.
 
     finished, failed    hear of submissions that are done, and of programs that are over
     post                has a function called before the engine's next step, or after it if called by such a function;
@@ -95,8 +95,7 @@ class Interpreter:
         self._post = post
         self._slice = Slice()
         self._later: FairQueue[Callable[[], None]] = FairQueue()
-        self._posted = False
-        self._spent_s = 0.0  # since programs made way for a step
+        self._posted = self._in_turn = False
 
     def walk(self, state: State) -> None:
         """Goes on in all branches. A program in which each waits for another fails.
@@ -107,10 +106,10 @@ class Interpreter:
         state.walk.stirred, state.walk.certain = True, False
         if state.walk.active or state.walk.held:
             return
-        if self._spent_s >= MAX_SLICE_S:  # others have had the time until the next step
-            self._go_on_later(state)
-        else:
+        if self._post is None or self._in_turn:
             self._go_on(state)
+        else:
+            self._go_on_later(state)
 
     def cancel(self, state: State, run: Run, branch: Branch, index: int) -> None:
         """Ends a branch and those forked from it."""
@@ -154,9 +153,8 @@ class Interpreter:
 
     def _go_on(self, state: State) -> None:
         """Walks for a slice of time; what can be done after that is done after the engine's next step."""
-        began = time.monotonic()
         if self._post is not None:
-            self._slice = Slice(state.work + MAX_SLICE_WORK, began + MAX_SLICE_S)
+            self._slice = Slice(state.work + MAX_SLICE_WORK, time.monotonic() + MAX_SLICE_S)
         state.walk.active = True
         try:
             self.check_time(state)
@@ -178,14 +176,11 @@ class Interpreter:
                         branch.pending = None
         finally:
             state.walk.active = False
-            if self._post is not None:
-                self._spend(time.monotonic() - began)
 
     def _go_on_later(self, state: State) -> None:
         if not state.walk.posted:
             state.walk.posted = True
-            self._later.push(tenant_of(state.namespace), partial(self._go_on_now, state))
-        self._post_turn()
+            self.later(state.namespace, partial(self._go_on_now, state))
 
     def _go_on_now(self, state: State) -> None:
         state.walk.posted = False
@@ -198,44 +193,33 @@ class Interpreter:
         if self._post is None:
             work()
             return
-        self._later.push(tenant_of(namespace), partial(self._do_other, work))
-        self._post_turn()
+        self._later.push(tenant_of(namespace), work)
+        self._post_turn(self._post)
 
-    def _do_other(self, work: Callable[[], None]) -> None:
-        began, spent_s = time.monotonic(), self._spent_s
-        try:
-            work()
-        finally:
-            self._spent_s = spent_s  # what it has walked is in its time
-            self._spend(time.monotonic() - began)
-
-    def _spend(self, seconds: float) -> None:
-        """Counts time of programs, until a step of the engine has followed."""
-        self._spent_s += seconds
-        if self._spent_s >= MAX_SLICE_S:
-            self._post_turn()
-
-    def _post_turn(self) -> None:
-        assert self._post is not None
+    def _post_turn(self, post: Post) -> None:
         if not self._posted:
             self._posted = True
-            self._post(self._take_turns)
+            post(partial(self._take_turn, post))
 
-    def _take_turns(self) -> None:
-        """Programs that made way go on, each for a slice, the first in any case and others as long as there is time."""
-        self._posted = False
-        for number in range(len(self._later)):
-            if (number and self._spent_s >= MAX_SLICE_S) or (taken := self._later.pop()) is None:
-                break
-            tenant, work = taken
-            began = time.monotonic()
-            try:
-                work()
-            finally:
-                self._later.end(tenant, time.monotonic() - began)
-        self._spent_s = 0.0  # a step follows
-        if len(self._later):
-            self._post_turn()
+    def _take_turn(self, post: Post) -> None:
+        """Programs go on, each for a slice: the first in any case, others as long as there is time."""
+        self._posted, self._in_turn = False, True
+        began = before = time.monotonic()
+        try:
+            for _ in range(len(self._later)):
+                if before - began >= MAX_SLICE_S or (taken := self._later.pop()) is None:
+                    break
+                tenant, work = taken
+                try:
+                    work()
+                finally:
+                    now = time.monotonic()
+                    self._later.end(tenant, now - before)
+                    before = now
+        finally:
+            self._in_turn = False
+            if len(self._later):
+                self._post_turn(post)
 
     def check_time(self, state: State) -> None:
         """Ends a program whose time is over while it calls nobody, who would notice."""
