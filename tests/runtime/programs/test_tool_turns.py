@@ -307,15 +307,15 @@ def test_tools_need_an_assistant_s_message(place_of: Make) -> None:
     assert "in an assistant message" in heard.failed.error.message
 
 
-@pytest.mark.parametrize("form", [HERMES, PLAIN, MISTRAL])
-def test_texts_are_read_in_linear_time(form: CallForm) -> None:
-    """This one took more than ten seconds, when what was left of it was copied at each mark."""
-    reader, names = TagReader(form, ["weather"]), [f"tool{index}" for index in range(256)]
+def test_texts_are_read_in_linear_time() -> None:
+    """These took more than a minute, when what was left was copied at each mark, and compared with all names."""
+    text, names = HERMES.trigger * 300_000, [f"tool{index}" for index in range(256)]
+    reader = TagReader(HERMES, ["weather"])
     began = time.thread_time()
-    said = [piece for piece in (*reader.push(form.trigger * 150_000), *reader.finish()) if isinstance(piece, Said)]
-    assert "".join(piece.text for piece in said) == form.trigger * 150_000
-    TagReader(form, names).push(form.before * 100_000)
-    assert time.thread_time() - began < 4.0
+    said = [piece for piece in (*reader.push(text), *reader.finish()) if isinstance(piece, Said)]
+    assert "".join(piece.text for piece in said) == text
+    TagReader(HERMES, names).push(HERMES.before * 50_000)
+    assert time.thread_time() - began < 6.0
 
 
 def test_forms_are_read_as_they_are_written() -> None:
