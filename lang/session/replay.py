@@ -311,6 +311,9 @@ class _Known:
     def times(self, name: Times) -> int:
         return self._replay.times_of(self._operands[int(name.name)])
 
+    def contains(self, text: str, part: str) -> bool:
+        return part in text
+
     def matches(self, pattern: str, text: str) -> bool:
         return self._replay.matches(pattern, text)
 

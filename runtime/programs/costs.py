@@ -63,6 +63,9 @@ COPIED_PER_WORK = 1024
 ENCODED_PER_WORK = 64
 """Characters that are encoded, or sent to the listener."""
 
+SEARCHED_PER_WORK = 1 << 16
+"""Pairs of characters that are compared when a text is looked for in another: some 20 us."""
+
 PATTERN_CHARS_PER_WORK = 16
 """Characters that are matched against a pattern."""
 

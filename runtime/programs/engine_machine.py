@@ -20,7 +20,7 @@ from ..protocol.sampling_params import SamplingParams, derive, derive_again
 from ..scheduler.token_tree import ChoiceTree, plant
 from ..tokenizer.tokenizer import LONG_TEXT, Tokenizer
 from ..tools.arguments import read_arguments
-from ..tools.calls import read_calls
+from ..tools.calls import READ_AT_ONCE, CallsReading, WrittenCall, said_of
 from ..tools.registry import ToolCall, ToolRunner
 from ..tools.turns import ToolTurn
 from .choices import probabilities, score_choices
@@ -41,11 +41,14 @@ from .tokens import (
     open_message,
     texts_of,
 )
-from .tool_turns import append_results, form_of, offered
+from .tool_turns import form_of, offered, write_results
 from .tool_uses import ToolUses
 from .validate import MAX_CHOICES, check_choices
 
 logger = logging.getLogger("bough.engine")
+
+Written = tuple[str, list[int]]
+"""A text with its tokens."""
 
 MAX_CHOICE_TOKENS = 1 << 15
 """Tokens of all choices of a select."""
@@ -138,9 +141,13 @@ class EngineMachine:
             if isinstance(outcome, ErrorInfo):
                 frame.failed(outcome)
                 return
-            self._append_returned(frame, op, outcome)
-            self._tell(frame, op.name, outcome, [op.name], started)
-            frame.ended()
+            tell = partial(self._tell, frame, op.name, outcome, [op.name], started)
+            if op.append and outcome:
+                self._append_returned(frame, len(outcome), partial(self._write, outcome), tell)
+            else:
+                tell()
+            if not frame.branch.running:
+                frame.ended()
 
         tool = frame.run.tools[op.tool]
         self._tools.begin(frame, tool, read_arguments(tool, arguments), op.timeout_s, returned)
@@ -148,18 +155,37 @@ class EngineMachine:
     def call_tools(self, frame: Frame) -> None:
         op, tools, started = frame.op, self._tools, self._clock()
         assert tools is not None and isinstance(op, CallTools)
-        text = frame.branch.values.get(op.of, "")
-        frame.spend(1 + len(text) // ENCODED_PER_WORK)
+        calls = self._read_calls(frame, op)
 
         def begin(tool: ToolCall, arguments: dict[str, Any], returned: Returned) -> None:
             tools.begin(frame, tool, arguments, None, returned)
 
         def end(turn: ToolTurn) -> None:
-            if turn.made:
-                self._append_later(frame, partial(append_results, frame.branch, turn.made, self._tokenizer))
-            self._tell(frame, op.name, turn.text, [call.name for call in turn.made], started)
+            made = turn.made
 
-        begin_turn(frame, read_calls(form_of(self._tokenizer), text, op.tools), begin, end)
+            def tell() -> None:
+                self._tell(frame, op.name, turn.text, [call.name for call in made], started)
+
+            if not made:
+                tell()
+                return
+            content, num_chars = content_of(frame.branch), sum(len(said_of(call)) for call in made)
+            write = partial(write_results, tuple(content.roles), content.suffix, made, self._tokenizer)
+            self._append_returned(frame, num_chars, write, tell, template=True, role="tool")
+
+        begin_turn(frame, calls, begin, end)
+
+    def _read_calls(self, frame: Frame, op: CallTools) -> list[WrittenCall]:
+        """Reads the calls that the model has written. Raises PausedError: called again, it goes on."""
+        pending, text = frame.pending, frame.branch.values.get(op.of, "")
+        if pending.begun is None:
+            pending.begun = CallsReading(form_of(self._tokenizer), text, op.tools)
+        reading: CallsReading = pending.begun
+        while True:
+            frame.spend(1 + min(len(text), READ_AT_ONCE) // ENCODED_PER_WORK)
+            if not reading.read_on():
+                return reading.calls
+            frame.pause()
 
     def _tell(self, frame: Frame, name: str, text: str, tools: Sequence[str], started: float) -> None:
         """Keeps a value that tools have brought, and tells of it, and of their times."""
@@ -192,16 +218,39 @@ class EngineMachine:
         self._append_later(frame, partial(append_tokens, frame.branch, text, tokens, self._tokenizer))
         frame.ended()
 
-    def _append_returned(self, frame: Frame, op: Use, text: str) -> None:
-        """Appends the text that a tool has returned, if its instruction says so."""
-        if not op.append:
-            return
-        if len(text) > self._token_chars * self._max_tokens:
-            message = f"the tool {op.tool!r} returned {len(text)} characters, which no context holds"
-            raise EngineError(message, code="context_length_exceeded", param=op.tool)
-        if text:
-            tokens = self._tokenizer.encode(text)
-            self._append_later(frame, partial(append_tokens, frame.branch, text, tokens, self._tokenizer))
+    def _write(self, text: str) -> Written:
+        return text, self._tokenizer.encode(text)
+
+    def _append_returned(
+        self, frame: Frame, num_chars: int, write: Callable[[], Written], tell: Callable[[], None], **how: Any
+    ) -> None:
+        """Appends what tools have returned, `num_chars` of it, as `write` writes it, then calls `tell`. What is long is
+        written beside the engine.
+
+        Raises:
+            EngineError: there is no room for it behind the branch.
+        """
+        assert self._encodings is not None
+        op, room = frame.op, self.room(frame.branch)
+        assert isinstance(op, Use | CallTools)
+        if num_chars > room:
+            who, param = (f"the tool {op.tool!r}", op.tool) if isinstance(op, Use) else ("the tools", op.name)
+            message = f"{who} returned {num_chars} characters, but there is room for {room:g}; have it return less"
+            raise EngineError(message, code="context_length_exceeded", param=param)
+
+        def take(written: Written) -> None:
+            append = partial(append_tokens, frame.branch, *written, self._tokenizer, **how)
+            self._append_later(frame, append)
+            tell()
+
+        def take_later(written: Written) -> None:
+            take(written)
+            frame.ended()
+
+        if num_chars > LONG_TEXT:
+            self._encodings.begin_writing(frame, num_chars, write, take_later)
+        else:
+            take(write())
 
     def _append_later(self, frame: Frame, append: Callable[[], None]) -> None:
         """Has something appended after the instruction was tried, and counts it."""

@@ -16,7 +16,7 @@ from functools import partial
 
 from ...constrain.workers.turns import FairQueue
 from ...radix import tenant_of
-from ..protocol.condition import Condition, Hole, NotYetError, Ref, Times, holds
+from ..protocol.condition import Condition, Hole, NotYetError, Ref, Times, holds, search_cost
 from ..protocol.errors import BoughError, EngineError, ErrorInfo, RequestError
 from ..protocol.patterns import Matching, PatternCache
 from ..protocol.program import (
@@ -50,6 +50,7 @@ from .costs import (
     PARTS_PER_WORK,
     PATTERN_CHARS_PER_WORK,
     RESTART_WORK,
+    SEARCHED_PER_WORK,
 )
 from .failures import CANCELLED, alive, begin_anew, end, isolated, may_begin_anew, num_given, subtree, within_isolated
 from .machine import Machine
@@ -501,7 +502,7 @@ class Interpreter:
         pending = frame.pending
         if pending.holds is None:
             found = self._holds(frame, condition)
-            pending.holds, pending.matches = found, {}
+            pending.holds, pending.matches, pending.found = found, {}, {}
         entered, passed = (then, otherwise) if pending.holds else (otherwise, then)
         for number, name in passed.values[pending.num_done :]:
             if pending.num_done:
@@ -533,7 +534,7 @@ class Interpreter:
 
     def _holds(self, frame: Frame, condition: Condition) -> bool:
         state, run = frame.state, frame.run
-        values = ConditionValues(self._patterns, frame, frame.pending.matches, until=self._slice.until)
+        values = ConditionValues(self._patterns, frame, until=self._slice.until)
         try:
             found = holds(condition, values)
         finally:
@@ -623,16 +624,14 @@ def write(
 class ConditionValues:
     """Values that a condition asks for, in the instruction `frame`.
 
-    matches     comparisons of texts with patterns, which are kept and not made again. They go on until the time `until`
-                and as long as the frame, which pays for them, need not pause
+    Whether a text contains another or matches a pattern is kept with what is pending, and not found out again. Both go
+    on until the time `until` and as long as the frame, which pays for them, need not pause.
     """
 
-    def __init__(
-        self, patterns: PatternCache, frame: Frame, matches: dict[tuple[str, str], Matching], *, until: float
-    ) -> None:
+    def __init__(self, patterns: PatternCache, frame: Frame, *, until: float) -> None:
         self._patterns = patterns
         self._frame = frame
-        self._matches = matches
+        self._pending = frame.pending
         self._until = until
         self._max_chars = frame.state.budget.compared_chars
         self._num_begun = 0
@@ -657,16 +656,29 @@ class ConditionValues:
         self._num_asked += 1
         return count(name, self._frame.branch, self._frame.state.branches)
 
+    def contains(self, text: str, part: str) -> bool:
+        """Looks for a part of a text. Raises PausedError: the outcome is not known yet."""
+        found = self._pending.found.get((text, part))
+        if found is None:
+            self._begin()
+            self._frame.spend(search_cost(text, part) // SEARCHED_PER_WORK)
+            found = self._pending.found[text, part] = part in text
+        return found
+
+    def _begin(self) -> None:
+        """Makes way before each comparison but the first, so that there is progress in any case."""
+        if self._num_begun:
+            self._frame.pause()
+        self._num_begun += 1
+
     def matches(self, pattern: str, text: str) -> bool:
         """Compares a text with a pattern. Raises PausedError: the outcome is not known yet."""
-        matching = self._matches.get((pattern, text))
+        matching = self._pending.matches.get((pattern, text))
         if matching is None:
-            if self._num_begun:
-                self._frame.pause()
-            self._num_begun += 1
+            self._begin()
             matching = Matching(self._patterns.get(pattern), text)
             self._frame.spend(1 + len(text) // PATTERN_CHARS_PER_WORK)
-            self._matches[pattern, text] = matching
+            self._pending.matches[pattern, text] = matching
         found = matching.done_by(self._until)
         if found is None:
             if matching.release is None:  # it holds its pattern until it is over, or given up

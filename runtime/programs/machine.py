@@ -88,7 +88,8 @@ def begin_turn(
     begin: Callable[[ToolCall, dict[str, Any], Returned], None],
     end: Callable[[ToolTurn], None],
 ) -> None:
-    """Has `begin` make the calls that a model has written in a turn; `end` is told once all have come to something.
+    """Has `begin` make the calls that a model has written in a turn; `end` is told once all have come to something, and
+    may begin what the instruction waits for.
 
     One that cannot be made has its error at once. Calls may return before `begin` does.
     """
@@ -103,7 +104,8 @@ def begin_turn(
         turn.take(index, outcome)
         if turn.over and not begins:
             end(turn)
-            frame.ended()
+            if not frame.branch.running:
+                frame.ended()
 
     for index, call in enumerate(calls):
         fault = fault_of(call, tools)

@@ -171,6 +171,7 @@ class Pending:
     num_done    children that it has forked, or found at their join, or values that it has told of
     num_appended    children of which a join has appended what they had
     matches     of patterns with texts, under way or done
+    found       whether a text contains another, by both
     holds       its condition, once decided
     begun       what is done already of a call; `unfinished`: it is gone on with, although the branch waits for a part
     """
@@ -180,6 +181,7 @@ class Pending:
     num_done: int = 0
     num_appended: int = 0
     matches: dict[tuple[str, str], Matching] = field(default_factory=dict)
+    found: dict[tuple[str, str], bool] = field(default_factory=dict)
     holds: bool | None = None
     begun: Any = None
     unfinished: bool = False

@@ -9,7 +9,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from ...constrain.workers.turns import Turns
 from ...radix import tenant_of
@@ -29,6 +30,8 @@ MAX_CHARS = 1 << 20
 ENTRY_CHARS = 64
 """Room that a kept text takes besides its characters, in characters."""
 
+
+T = TypeVar("T")
 
 Lengths = tuple[int, int, int]
 """Numbers of tokens, texts, and characters of these."""
@@ -387,7 +390,7 @@ class Encodings:
         self._tokenizer = tokenizer
         self._post = post
         self._pool: ThreadPoolExecutor | None = None
-        self._flights: dict[str, tuple[Frame, str, Callable[[list[int]], None]]] = {}
+        self._flights: dict[str, tuple[Frame, Callable[[], Any], Callable[[Any], None]]] = {}
         self._waiting: OrderedDict[str, deque[_Waiting]] = OrderedDict()  # by the id of the program's state
         self._turns = Turns()
         self._busy = False
@@ -395,11 +398,15 @@ class Encodings:
     def begin(self, frame: Frame, text: str, take: Callable[[list[int]], None]) -> None:
         """Has a text of an instruction encoded. `take` gets its tokens, on the engine's thread, and sees to what comes
         next; if it fails, so does the instruction."""
+        self.begin_writing(frame, len(text), partial(self._tokenizer.encode, text), take)
+
+    def begin_writing(self, frame: Frame, num_chars: int, write: Callable[[], T], take: Callable[[T], None]) -> None:
+        """Has a text of an instruction written and encoded by `write`, from what does not change meanwhile."""
         call_id = frame.state.new_id("text/")
         frame.branch.running.add(call_id)
-        self._flights[call_id] = frame, text, take
+        self._flights[call_id] = frame, write, take
         tenant = tenant_of(frame.state.namespace)
-        self._waiting.setdefault(frame.state.id, deque()).append(_Waiting(call_id, tenant, len(text)))
+        self._waiting.setdefault(frame.state.id, deque()).append(_Waiting(call_id, tenant, num_chars))
         self._turns.enter(tenant)
         self._start_next()
 
@@ -431,18 +438,18 @@ class Encodings:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bough-encode")
 
-        def done(future: Future[list[int]]) -> None:
+        def done(future: Future[Any]) -> None:
             with contextlib.suppress(EngineStoppedError):
                 self._post(lambda: self._take(call, future))
 
         try:
-            future = self._pool.submit(self._tokenizer.encode, self._flights[call.id][1])
+            future = self._pool.submit(self._flights[call.id][1])
         except RuntimeError as error:  # no thread can be started: the next one may
             self._pool, future = None, Future()
             future.set_exception(OverloadedError(f"a text cannot be encoded now: {error}"))
         future.add_done_callback(done)
 
-    def _take(self, call: _Waiting, future: Future[list[int]]) -> None:
+    def _take(self, call: _Waiting, future: Future[Any]) -> None:
         self._busy = False
         self._turns.end(call.tenant, call.num_chars)
         self._turns.leave(call.tenant)

@@ -17,7 +17,7 @@ from ..tools.calls import as_function, constrain_turn, said_of
 from ..tools.forms import PLAIN, CallForm, describe_tools, own_form
 from ..tools.registry import ToolCall
 from .state import Branch
-from .tokens import Appended, append_tokens, content_of
+from .tokens import Appended, content_of
 
 Pieces = list[str | int]
 
@@ -111,16 +111,18 @@ def _put(branch: Branch, start: tuple[int, int], stop: tuple[int, int], pieces: 
     content_of(branch).replace(start, stop, tokens, tokenizer.chat.spell(pieces), told)
 
 
-def append_results(branch: Branch, calls: Sequence[MadeCall], tokenizer: Tokenizer) -> None:
-    """Ends the assistant's calls, appends their results as messages, and begins its next answer.
+def write_results(
+    roles: Sequence[str], suffix: str | None, calls: Sequence[MadeCall], tokenizer: Tokenizer
+) -> tuple[str, list[int]]:
+    """Returns the text, and its tokens, with which calls end, their results are shown as messages, and the next answer
+    begins. Templates without such messages have the results in a message of the user.
 
-    Templates without such messages have the results in a message of the user.
+    roles, suffix   of the messages so far, the last of them the assistant's
 
     Raises:
         RequestError: the template refuses the order of roles.
     """
-    content, chat = content_of(branch), tokenizer.chat
-    before = tuple(content.roles[:-1])
+    chat, before = tokenizer.chat, tuple(roles[:-1])
     results = [(call.name, said_of(call)) for call in calls]
     pieces = chat.after_calls(before, results) if own_form(chat.source) is not None else None
     if pieces is None:
@@ -128,8 +130,8 @@ def append_results(branch: Branch, calls: Sequence[MadeCall], tokenizer: Tokeniz
         user = chat.role_pieces(history, "user")
         answer = chat.role_pieces((*history, "user"), "assistant")
         text = "\n".join(f"Result of {name}: {result}" for name, result in results)
-        pieces = [*chat.split((content.suffix or "") + user.prefix), text, *chat.split(user.suffix + answer.prefix)]
-    append_tokens(branch, chat.spell(pieces), tokenizer.encode_pieces(pieces), tokenizer, template=True, role="tool")
+        pieces = [*chat.split((suffix or "") + user.prefix), text, *chat.split(user.suffix + answer.prefix)]
+    return chat.spell(pieces), tokenizer.encode_pieces(pieces)
 
 
 def _no_room() -> RequestError:

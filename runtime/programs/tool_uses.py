@@ -33,6 +33,7 @@ class ToolUses:
     """Makes the tool calls of one engine. Lives in its thread, on which it is heard what they bring.
 
     under_way   by id
+    _look_at    no call is over before then
     """
 
     def __init__(self, runner: ToolRunner, post: Post, clock: Callable[[], float]) -> None:
@@ -40,6 +41,7 @@ class ToolUses:
         self._post = post
         self._clock = clock
         self.under_way: dict[str, _RunningTool] = {}
+        self._look_at = math.inf
 
     def begin(
         self, frame: Frame, tool: ToolCall, arguments: dict[str, Any], timeout_s: float | None, returned: Returned
@@ -57,6 +59,7 @@ class ToolUses:
         owner = Owner.of(frame.state.namespace, frame.state.id)
         ticket = self._runner.start(tool, arguments, done, owner)
         self.under_way[call_id] = _RunningTool(frame, returned, ticket, now, limit_s)
+        self._look_at = min(self._look_at, now + limit_s)
         frame.branch.running.add(call_id)
 
     def stop(self, call_id: str) -> bool:
@@ -70,15 +73,17 @@ class ToolUses:
     def expire(self) -> None:
         """Fails the calls whose time is over."""
         now = self._clock()
+        if now < self._look_at:
+            return
         for call_id, flight in list(self.under_way.items()):
             if call_id in self.under_way and now >= flight.end:
                 self.stop(call_id)
                 self._tell(flight, call_id, _late(flight, now))
+        self._look_at = min((flight.end for flight in self.under_way.values()), default=math.inf)
 
     def sleep_s(self) -> float | None:
-        """Seconds until the first of them is over; None: there is none."""
-        first = min((flight.end for flight in self.under_way.values()), default=None)
-        return None if first is None else max(first - self._clock(), 0.0)
+        """Seconds until `expire` has to look, at the latest when the first of them is over; None: there is none."""
+        return max(self._look_at - self._clock(), 0.0) if self.under_way else None
 
     def _take(self, call_id: str, outcome: str | ErrorInfo) -> None:
         flight = self.under_way.pop(call_id, None)

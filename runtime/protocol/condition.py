@@ -89,6 +89,15 @@ class Negation(msgspec.Struct, frozen=True, tag="negation"):
 
 Condition = Compare | Matches | Every | Either | Negation
 
+SHORT_TEXT, MEDIUM_TEXT = 2500, 30_000
+"""Characters of the texts below which CPython looks for any part, or a short one, by trying each place."""
+
+TINY_PART, SHORT_PART = 6, 100
+"""Characters of such parts: a tiny one is looked for so in any text."""
+
+LINEAR_COST = 16
+"""Pairs of characters that are compared in the time that the linear algorithm takes for one character."""
+
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _RELATIONS = {
     "eq": lambda left, right: left == right,
@@ -115,6 +124,8 @@ class KnownValues(Protocol):
 
     def times(self, name: Times) -> int: ...
 
+    def contains(self, text: str, part: str) -> bool: ...
+
     def matches(self, pattern: str, text: str) -> bool: ...
 
 
@@ -126,7 +137,10 @@ def holds(condition: Condition, values: KnownValues) -> bool:
     """
     match condition:
         case Compare(left=left, relation=relation, right=right):
-            return _compare(_value(left, values), relation, _value(right, values))
+            sides = _value(left, values), _value(right, values)
+            if relation == "contains":
+                return values.contains(*map(as_text, sides))
+            return _compare(sides[0], relation, sides[1])
         case Matches(text=text, pattern=pattern):
             return values.matches(pattern, str(_value(text, values)))
         case Every(of=of):
@@ -158,6 +172,19 @@ def nodes(condition: Condition) -> Iterator[Condition | Operand]:
                 stack += [(right, depth + 1), (left, depth + 1)]
             case Matches(text=text):
                 stack.append((text, depth + 1))
+
+
+def search_cost(text: str, part: str) -> int:
+    """Returns how many pairs of characters may have to be compared to look for `part` in `text`.
+
+    CPython tries each place in a short text, or for a short part; else its algorithm takes time linear in the text.
+    """
+    num_places = len(text) - len(part) + 1
+    if num_places <= 0:
+        return 0
+    if len(text) < SHORT_TEXT or (len(part) < SHORT_PART and len(text) < MEDIUM_TEXT) or len(part) < TINY_PART:
+        return num_places * max(len(part), 1)
+    return LINEAR_COST * len(text)
 
 
 def as_number(text: str) -> float | None:
@@ -210,8 +237,6 @@ def _count(of: tuple[Condition, ...], values: KnownValues) -> int:
 
 
 def _compare(left: str | float, relation: str, right: str | float) -> bool:
-    if relation == "contains":
-        return as_text(right) in as_text(left)
     if isinstance(left, str) and isinstance(right, str):
         return bool(_RELATIONS[relation](left.strip(), right.strip()))
     numbers = [as_number(side) if isinstance(side, str) else side for side in (left, right)]

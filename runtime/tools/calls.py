@@ -14,6 +14,15 @@ from .forms import Answer, CallForm, call_or_answer, calls_in_text, no_calls, on
 from .registry import ToolCall, tool_failed
 from .tag_reader import Called, TagReader
 
+MAX_TURN_CHARS = 1 << 18
+"""Characters of a text in which calls are looked for."""
+
+READ_AT_ONCE = 1 << 14
+"""Characters of it that are read in one go, of some 5 ms at most."""
+
+MAX_TURN_CALLS = 256
+"""Calls that one turn may make, which are begun in one go."""
+
 CUT_OFF = "the call was cut off: its arguments are no JSON object"
 
 
@@ -70,16 +79,43 @@ def _arguments(tool: ToolCall) -> JsonSchema:
     return JsonSchema(schema, property_order="schema", policy="best_effort")
 
 
-def read_calls(form: CallForm, text: str, names: Iterable[str]) -> list[WrittenCall]:
-    """Reads the calls of `names` in a text."""
-    reader = TagReader(form, names)
-    calls: list[tuple[str, list[str]]] = []
-    for piece in (*reader.push(text), *reader.finish()):
-        if isinstance(piece, Called) and piece.name is not None:
-            calls.append((piece.name, []))
-        elif isinstance(piece, Called):
-            calls[piece.position][1].append(piece.arguments)
-    return [WrittenCall(name, read_object("".join(texts))) for name, texts in calls]
+class CallsReading:
+    """The calls of `names` in a text, which are read in as many goes as it takes.
+
+    Raises:
+        RequestError: the text is too long.
+    """
+
+    def __init__(self, form: CallForm, text: str, names: Iterable[str]) -> None:
+        if len(text) > MAX_TURN_CHARS:
+            message = f"calls are read in texts of up to {MAX_TURN_CHARS} characters, this one has {len(text)}"
+            raise RequestError(f"{message}; a smaller max_tokens bounds it", param="of")
+        self._reader = TagReader(form, names)
+        self._text = text
+        self._at = 0
+        self._found: list[tuple[str, list[str]]] = []
+
+    def read_on(self) -> bool:
+        """Reads another part of `READ_AT_ONCE` characters; false once there is none.
+
+        Raises:
+            RequestError: there are too many calls.
+        """
+        part = self._text[self._at : self._at + READ_AT_ONCE]
+        self._at += len(part)
+        for piece in self._reader.push(part):
+            if isinstance(piece, Called) and piece.name is not None:
+                self._found.append((piece.name, []))
+            elif isinstance(piece, Called):
+                self._found[piece.position][1].append(piece.arguments)
+        if len(self._found) > MAX_TURN_CALLS:
+            message = f"a turn makes up to {MAX_TURN_CALLS} calls, this text holds more"
+            raise RequestError(f"{message}; parallel_tool_calls=False has the model write one at a time", param="of")
+        return self._at < len(self._text)
+
+    @property
+    def calls(self) -> list[WrittenCall]:
+        return [WrittenCall(name, read_object("".join(texts))) for name, texts in self._found]
 
 
 def read_object(text: str) -> dict[str, Any] | str:

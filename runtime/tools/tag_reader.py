@@ -30,11 +30,12 @@ class ValueEnd:
         self._in_string = self._escaped = False
         self._depth = 0
 
-    def feed(self, text: str) -> int:
-        """Returns how many characters of `text` belong to the value."""
-        for stop, char in enumerate(text):
+    def feed(self, text: str, start: int = 0) -> int:
+        """Takes what `text` has from `start` on; returns where the value stops in it, its end if the value goes on."""
+        for stop in range(start, len(text)):
             if self.ended:
                 return stop
+            char = text[stop]
             if self._in_string:
                 self._in_string = self._escaped or char != '"'
                 self._escaped = char == "\\" and not self._escaped
@@ -49,19 +50,25 @@ class ValueEnd:
 
 
 class TagReader:
-    """The text holds calls in a form of the model's own, as its grammar makes sure; all is passed on as it comes."""
+    """The text holds calls in a form of the model's own, as its grammar makes sure; all is passed on as it comes.
+
+    What is held is read from `_at` on and not cut within a push, which takes time linear in the text. What is between a
+    name and its arguments begins with a character that no name has.
+    """
 
     def __init__(self, form: CallForm, names: Iterable[str]) -> None:
         self._form = form
         self._begins = {name: form.begin(name) for name in names}
+        self._longest = max(map(len, self._begins.values()), default=0)
         self._held = ""
+        self._at = 0
         self._blank = ""  # white space that is dropped if a call comes next
         self._num_calls = 0
         self._value: ValueEnd | None = None  # of the call under way
         self._said = False
 
     def push(self, text: str) -> list[Said | Called]:
-        self._held += text
+        self._held, self._at = self._held[self._at :] + text, 0
         pieces: list[Said | Called] = []
         while self._step(pieces):
             pass
@@ -69,47 +76,60 @@ class TagReader:
 
     def finish(self) -> list[Said | Called]:
         """Returns what was held back until now: the beginning of a call is text, and the end of one nothing."""
-        if self._value is not None or not (rest := self._blank + self._held):
+        held = self._held[self._at :]
+        if self._value is not None or not (rest := self._blank + held):
             return []
-        return [Said(rest)] if self._held or not self._num_calls else []
+        return [Said(rest)] if held or not self._num_calls else []
 
     def _step(self, pieces: list[Said | Called]) -> bool:
         """Takes the next part of what is held; False if more must come first."""
         if self._value is None:
             return self._step_text(pieces)
         if not self._value.ended:
-            stop = self._value.feed(self._held)
-            if stop:
-                pieces.append(Called(self._num_calls - 1, arguments=self._held[:stop]))
-            self._held = self._held[stop:]
+            start, self._at = self._at, self._value.feed(self._held, self._at)
+            if self._at > start:
+                pieces.append(Called(self._num_calls - 1, arguments=self._held[start : self._at]))
             return self._value.ended
         after = self._form.after
-        if len(self._held) < len(after) and after.startswith(self._held):
+        if self._num_held < len(after) and after.startswith(self._held[self._at :]):
             return False
-        self._held = self._held.removeprefix(after)
+        if self._held.startswith(after, self._at):
+            self._at += len(after)
         self._value = None
         self._said = False
         return True
 
     def _step_text(self, pieces: list[Said | Called]) -> bool:
         trigger = self._form.trigger
-        if not self._held.startswith(trigger):
-            start = find_mark(self._held, trigger)
-            self._say(self._held[:start], pieces)
-            self._held = self._held[start:]
-            return self._held.startswith(trigger)
-        for name, begin in self._begins.items():
-            if self._held.startswith(begin):
-                pieces.append(Called(self._num_calls, name=name))
-                self._num_calls += 1
-                self._held, self._blank = self._held[len(begin) :], ""
-                self._value = ValueEnd()
-                return True
-        if any(begin.startswith(self._held) for begin in self._begins.values()):
-            return False
+        if not self._held.startswith(trigger, self._at):
+            start, self._at = self._at, find_mark(self._held, trigger, self._at)
+            self._say(self._held[start : self._at], pieces)
+            return self._held.startswith(trigger, self._at)
+        name = self._name_here()
+        if name is not None:
+            pieces.append(Called(self._num_calls, name=name))
+            self._num_calls += 1
+            self._at, self._blank = self._at + len(self._begins[name]), ""
+            self._value = ValueEnd()
+            return True
+        if self._num_held < self._longest:
+            held = self._held[self._at :]
+            if any(begin.startswith(held) for begin in self._begins.values()):
+                return False
         self._say(trigger, pieces)  # no call that is known
-        self._held = self._held[len(trigger) :]
+        self._at += len(trigger)
         return True
+
+    @property
+    def _num_held(self) -> int:
+        return len(self._held) - self._at
+
+    def _name_here(self) -> str | None:
+        """Returns the name of the call that begins here; None if none that is known does."""
+        form, start = self._form, self._at + len(self._form.before)
+        stop = self._held.find(form.between, start, self._at + self._longest)
+        name = self._held[start : max(stop, start)]
+        return name if name in self._begins and self._held.startswith(form.before, self._at) else None
 
     def _say(self, text: str, pieces: list[Said | Called]) -> None:
         if not self._said and not text.strip():
@@ -120,10 +140,13 @@ class TagReader:
             self._blank, self._said = "", True
 
 
-def find_mark(text: str, mark: str) -> int:
-    """Finds where `mark` begins in `text`, perhaps to be completed by what follows; the end of `text` if nowhere."""
-    start = text.find(mark)
-    if start >= 0:
-        return start
-    tails = range(max(0, len(text) - len(mark) + 1), len(text))
+def find_mark(text: str, mark: str, start: int = 0) -> int:
+    """Finds where `mark` begins in `text`, perhaps to be completed by what follows; the end of `text` if nowhere.
+
+    What is before `start` is not looked at.
+    """
+    found = text.find(mark, start)
+    if found >= 0:
+        return found
+    tails = range(max(start, len(text) - len(mark) + 1), len(text))
     return next((index for index in tails if mark.startswith(text[index:])), len(text))

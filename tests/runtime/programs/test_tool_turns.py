@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ from bough.runtime.protocol.program import (
 from bough.runtime.protocol.sampling_params import SamplingParams
 from bough.runtime.tokenizer.load import load_tokenizer
 from bough.runtime.tokenizer.tokenizer import Tokenizer
-from bough.runtime.tools.calls import read_calls
+from bough.runtime.tools.calls import CallsReading, WrittenCall
 from bough.runtime.tools.forms import HERMES, LLAMA, MISTRAL, PLAIN, CallForm, no_calls
+from bough.runtime.tools.tag_reader import Said, TagReader
 
 from ...support import fakes
 from .oracle import Heard
@@ -148,6 +150,13 @@ def turn(choice: Any = "required", branch: int = 0, seed: int = 1, **offer: Any)
         Gen(branch, "a", sampling, offer=Offer(tools, choice, **offer)),
         CallTools(branch, "a.calls", "a", tools),
     ]
+
+
+def read_calls(form: CallForm, text: str, names: Sequence[str]) -> list[WrittenCall]:
+    reading = CallsReading(form, text, names)
+    while reading.read_on():
+        pass
+    return reading.calls
 
 
 def values(heard: Heard, name: str) -> list[str]:
@@ -296,6 +305,17 @@ def test_other_tools_cannot_be_shown_later(place_of: Make) -> None:
 def test_tools_need_an_assistant_s_message(place_of: Make) -> None:
     heard = place_of(QWEN).run([Text(0, ("x",)), *turn()])
     assert "in an assistant message" in heard.failed.error.message
+
+
+def test_texts_are_read_in_linear_time() -> None:
+    """These took more than a minute, when what was left was copied at each mark, and compared with all names."""
+    text, names = HERMES.trigger * 300_000, [f"tool{index}" for index in range(256)]
+    reader = TagReader(HERMES, ["weather"])
+    began = time.thread_time()
+    said = [piece for piece in (*reader.push(text), *reader.finish()) if isinstance(piece, Said)]
+    assert "".join(piece.text for piece in said) == text
+    TagReader(HERMES, names).push(HERMES.before * 50_000)
+    assert time.thread_time() - began < 6.0
 
 
 def test_forms_are_read_as_they_are_written() -> None:

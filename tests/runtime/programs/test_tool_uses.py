@@ -94,6 +94,37 @@ def test_a_call_that_is_late_fails_once(calls: Calls) -> None:
     assert calls.posted.empty()
 
 
+class Watched(dict[str, Any]):
+    """Counts how often all of its entries are gone through."""
+
+    num_looks = 0
+
+    def items(self) -> Any:
+        self.num_looks += 1
+        return super().items()
+
+    def values(self) -> Any:
+        self.num_looks += 1
+        return super().values()
+
+
+def test_calls_are_looked_at_once_one_is_late(calls: Calls) -> None:
+    calls.uses.under_way = watched = Watched()
+    first, *_ = (calls.begin(timeout_s=seconds) for seconds in (0.5, 1.0, 1.5))
+    for _ in range(100):
+        calls.uses.expire()
+        assert calls.uses.sleep_s() == 0.5
+    assert watched.num_looks == 0
+    calls.uses.stop(first)
+    calls.clock.now += 0.5
+    calls.uses.expire()
+    assert (calls.heard, calls.uses.sleep_s()) == ([], 0.5)
+    calls.clock.now += 0.5
+    calls.uses.expire()
+    assert [error.code for error in calls.heard if isinstance(error, ErrorInfo)] == ["tool_timeout"]
+    assert len(watched) == 1 and calls.uses.sleep_s() == 0.5
+
+
 def test_a_call_that_was_stopped_is_not_heard(calls: Calls) -> None:
     call_id = calls.begin()
     assert calls.uses.stop(call_id)

@@ -9,6 +9,7 @@ import pytest
 
 from bough.constrain.matchers import lexer
 from bough.runtime.protocol.condition import (
+    LINEAR_COST,
     MAX_DEPTH,
     Compare,
     Condition,
@@ -24,6 +25,7 @@ from bough.runtime.protocol.condition import (
     as_number,
     holds,
     nodes,
+    search_cost,
 )
 from bough.runtime.protocol.errors import EngineError, RequestError
 from bough.runtime.protocol.patterns import (
@@ -51,6 +53,9 @@ class Given:
 
     def times(self, name: Times) -> int:
         return len(self.texts[name.name])
+
+    def contains(self, text: str, part: str) -> bool:
+        return part in text
 
     def matches(self, pattern: str, text: str) -> bool:
         return Pattern(pattern).matches(text)
@@ -206,3 +211,18 @@ def test_a_pattern_whose_effort_is_used_up_begins_anew(monkeypatch: pytest.Monke
         with pytest.raises(EngineError, match="too complex"):
             pattern.matches("ab")
     assert pattern.matches("ab")
+
+
+@pytest.mark.parametrize(
+    ("text", "part", "cost"),
+    [
+        (2499, 1250, 1250 * 1250),
+        (2499, 2500, 0),
+        (29_999, 99, 29_901 * 99),
+        (29_999, 100, LINEAR_COST * 29_999),
+        (1_000_000, 5, 999_996 * 5),
+        (10, 0, 11),
+    ],
+)
+def test_searches_cost_what_they_may_take(text: int, part: int, cost: int) -> None:
+    assert search_cost("a" * text, "a" * part) == cost
