@@ -17,7 +17,7 @@ from ..constrain.errors import GrammarError
 from ..constrain.workers.turns import FairThreads
 from ..runtime.protocol.counters import EngineStats
 from ..runtime.protocol.errors import BoughError, EngineStoppedError, OverloadedError, RequestError
-from ..runtime.protocol.request import Request, RequestOutput, TokenLogprob, Usage
+from ..runtime.protocol.request import Request, RequestOutput, Usage
 from .config import ServerConfig
 from .errors import ApiError, from_error_info, to_api_error
 from .http.access import Accounts, Visit, caller_of, request_id_of, visit_of
@@ -141,7 +141,7 @@ class Service:
                     pass
             job = await self.beside(request, partial(completion_job, body, context, prompts), size=size)
         visit_of(request.scope).charge(Usage(prompt_tokens=job.num_echoed))
-        scores = await self.run_while_connected(request, self._score(request, job)) if job.scores else ()
+        scores = await self.run_while_connected(request, self._score(request, job)) if job.scores else []
         reply = CompletionReply(body, job, self._header("cmpl", request), self._shown, scores=scores)
         return await self._answer(request, job, reply, stream=body.stream is True)
 
@@ -241,7 +241,7 @@ class Service:
 
     async def _score(self, http: HttpRequest, job: Job) -> Scores:
         """Returns the log-probabilities of the prompts' tokens, from the second on."""
-        scores: list[list[TokenLogprob]] = [[] for _ in job.scores]
+        scores: Scores = [[] for _ in job.scores]
         places = [index for index, request in enumerate(job.scores) if request is not None]
         requests = [request for request in job.scores if request is not None]
         async with self._generate(http, requests) as outputs:
@@ -253,7 +253,8 @@ class Service:
 
 async def _chunks(outputs: Merged[RequestOutput], reply: Reply) -> AsyncIterator[bytes]:
     for chunk in reply.begin():
-        yield event(chunk)
+        if chunk is not None:
+            yield event(chunk)
         await asyncio.sleep(0)  # an echoed prompt may be long
     async for item in outputs:
         for chunk in () if item is None else reply.add(*item):
@@ -268,7 +269,8 @@ async def _chunks(outputs: Merged[RequestOutput], reply: Reply) -> AsyncIterator
 
 
 async def _collect(outputs: Merged[RequestOutput], reply: Reply) -> None:
-    reply.begin()
+    for _ in reply.begin():
+        await asyncio.sleep(0)  # an echoed prompt may be long
     async for item in outputs:
         if item is not None:
             reply.add(*item)

@@ -31,6 +31,9 @@ COMPLETION_MAX_TOKENS = 16
 MAX_ECHOED_CHARS = 1 << 22
 """Characters of prompts in an answer that begins with them."""
 
+MAX_ECHOED_LOGPROBS = 1 << 19
+"""Log-probabilities of echoed prompts, alternatives included, each counted `n` times."""
+
 _SEEDS = (-(2**63), 2**64 - 1)
 _TAIL_TOKENS = 16
 _EMPTY = frozenset({b"null", b"false", b"[]", b"{}", b'""'})
@@ -202,6 +205,8 @@ def completion_job(body: CompletionBody, context: Context, prompts: Sequence[lis
         if body.max_tokens is None:  # a default is not worth an error
             max_tokens = min(max_tokens, max(context.max_tokens - len(prompt), 1))
         _check_length(len(prompt), max_tokens, context, prompt_name="prompt", limit_name="max_tokens")
+    if body.echo and body.logprobs is not None:
+        _check_echoed_logprobs(prompts, body.logprobs, body.n or 1)
     sampling = _sampling(body, context, max_tokens=max_tokens, logprobs=body.logprobs)
     requests = _children(body, prompts, sampling, constraint, context) if max_tokens else ()
     scores: tuple[Request | None, ...] = ()
@@ -209,6 +214,17 @@ def completion_job(body: CompletionBody, context: Context, prompts: Sequence[lis
         scores = tuple(_score(prompt, index, body.logprobs, context) for index, prompt in enumerate(prompts))
     echoes = _echoes(body, prompts, context.tokenizer) if body.echo else ()
     return Job(requests, tuple(map(tuple, prompts)), scores=scores, echoes=echoes, constraint=constraint)
+
+
+def _check_echoed_logprobs(prompts: Sequence[Sequence[int]], logprobs: int, n: int) -> None:
+    """Raises ApiError if the prompts have more log-probabilities than an answer may begin with."""
+    asked = sum(map(len, prompts)) * (1 + logprobs) * n
+    if asked > MAX_ECHOED_LOGPROBS:
+        message = (
+            f"echoed prompts may have {MAX_ECHOED_LOGPROBS} log-probabilities in all, each token with its alternatives "
+            f"counted n times, and these have {asked}: ask for fewer alternatives, or send fewer prompts at a time"
+        )
+        raise invalid("logprobs", message)
 
 
 def _echoes(body: CompletionBody, prompts: Sequence[Sequence[int]], tokenizer: Tokenizer) -> tuple[str, ...]:
