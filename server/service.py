@@ -20,7 +20,7 @@ from ..runtime.protocol.errors import BoughError, EngineStoppedError, Overloaded
 from ..runtime.protocol.request import Request, RequestOutput, Usage
 from .config import ServerConfig
 from .errors import ApiError, from_error_info, to_api_error
-from .http.access import Accounts, Visit, caller_of, request_id_of, visit_of
+from .http.access import Accounts, Bill, Visit, caller_of, request_id_of, visit_of
 from .http.answers import DONE, PING, Backlog, Budget, EventStream, Merged, WaitingParts, event
 from .http.connection import (
     LARGE_BODY,
@@ -213,31 +213,29 @@ class Service:
     async def _outputs(
         self, request: Request, visit: Visit, party: Party, grammar_param: str
     ) -> AsyncIterator[RequestOutput]:
-        """Yields the outputs of one generation, whose tokens `visit` pays for; its failure is raised.
+        """Yields the outputs of one generation, whose tokens `visit` pays for, read or not; its failure is raised.
 
         One that the engine did not take costs nothing.
         """
-        used, begun = Usage(prompt_tokens=len(request.prompt)), False
-        stream = cast("AsyncGenerator[RequestOutput]", self.client.astream(request))
+        bill, begun = Bill(visit, len(request.prompt)), False
+        stream = cast("AsyncGenerator[RequestOutput]", self.client.astream(request, settle=bill.settle))
         try:
             with party.running():
                 async with aclosing(stream) as outputs:
                     async for output in outputs:
                         begun = True
-                        used += Usage(completion_tokens=len(output.tokens))
+                        bill.add(output)
                         if output.finish is not None:
-                            if output.finish.usage != Usage() or not used.completion_tokens:
-                                used = output.finish.usage  # an engine that has ended tells of none
                             self.metrics.finished(output.finish)
                             if output.finish.reason in ("abort", "error"):
                                 raise from_error_info(output.finish.error, grammar_param=grammar_param)
                         yield output
         except (OverloadedError, RequestError, EngineStoppedError):
             if not begun:
-                used = Usage()
+                bill.waive()
             raise
         finally:
-            visit.charge(used)
+            bill.pay()
 
     async def _score(self, http: HttpRequest, job: Job) -> Scores:
         """Returns the log-probabilities of the prompts' tokens, from the second on."""
