@@ -248,15 +248,24 @@ def encode_chat(body: ChatBody, toolbox: Toolbox, tokenizer: Tokenizer, *, max_t
     """
     knows_tools = "tools" in tokenizer.chat.source
     messages, tools = to_messages(body.messages, toolbox, knows_tools=knows_tools)
-    num_chars = sum(len(message.get("content") or "") for message in messages)
-    check_chars(num_chars, max_tokens=max_tokens, param="messages")
+    check_chars(sum(map(_num_chars, messages)), max_tokens=max_tokens, param="messages")
+    if tools:
+        num_chars = sum(len(tool["function"].get("description", "")) for tool in tools)
+        check_chars(num_chars, max_tokens=max_tokens, param="tools")
     return tokenizer.encode_chat(
         messages,
+        max_chars=MAX_TOKEN_CHARS * max_tokens,
         tools=tools,
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=body.continue_final_message is True,
         template_kwargs=_template_kwargs(body.chat_template_kwargs),
     )
+
+
+def _num_chars(message: Mapping[str, Any]) -> int:
+    """Counts what a message says: its content, and the arguments of its calls."""
+    calls = message.get("tool_calls") or ()
+    return len(message.get("content") or "") + sum(len(call["function"]["arguments"]) for call in calls)
 
 
 def check_chars(num_chars: int, *, max_tokens: int, param: str) -> None:

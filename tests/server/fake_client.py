@@ -60,6 +60,7 @@ class ByteTokenizer:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        max_chars: int | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
