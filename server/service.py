@@ -46,8 +46,8 @@ T = TypeVar("T")
 B = TypeVar("B", bound=msgspec.Struct)
 
 NUM_SMALL, NUM_LARGE = 3, 2
-"""Threads for what is small, which takes some milliseconds, and for what is large, which may take half a second. No key
-holds the last thread of either kind."""
+"""Threads for what is small, which takes some milliseconds, and for what is large, which may take half a second, and a
+chat template one. No key holds the last thread of either kind."""
 
 MAX_WAITING = 1024
 """Requests that may wait for either kind of thread; those of one key may be half of them."""
