@@ -22,6 +22,7 @@ _TYPES = {403: "permission_error", 429: "rate_limit_error"} | dict.fromkeys((500
 _HEADERS = {
     401: {"www-authenticate": "Bearer"},
     408: {"connection": "close"},
+    409: {"x-should-retry": "false"},
     413: {"connection": "close"},
     429: {"retry-after": "1"},
     500: {"x-should-retry": "false"},
@@ -45,6 +46,7 @@ _STATUS_OF_CODE = {
     "program_too_long": 400,
     "condition_too_complex": 400,
     "stop_regex_timeout": 400,
+    "aborted": 409,
     "cancelled": 409,
     "branch_failed": 422,
     "invalid_output": 422,

@@ -17,10 +17,10 @@ from ..constrain.errors import GrammarError
 from ..constrain.workers.turns import FairThreads
 from ..runtime.protocol.counters import EngineStats
 from ..runtime.protocol.errors import BoughError, EngineStoppedError, OverloadedError, RequestError
-from ..runtime.protocol.request import Request, RequestOutput, TokenLogprob, Usage
+from ..runtime.protocol.request import Request, RequestOutput, Usage
 from .config import ServerConfig
 from .errors import ApiError, from_error_info, to_api_error
-from .http.access import Accounts, Visit, caller_of, request_id_of, visit_of
+from .http.access import Accounts, Bill, Visit, caller_of, request_id_of, visit_of
 from .http.answers import DONE, PING, Backlog, Budget, EventStream, Merged, WaitingParts, event
 from .http.connection import (
     LARGE_BODY,
@@ -46,8 +46,8 @@ T = TypeVar("T")
 B = TypeVar("B", bound=msgspec.Struct)
 
 NUM_SMALL, NUM_LARGE = 3, 2
-"""Threads for what is small, which takes some milliseconds, and for what is large, which may take half a second. No key
-holds the last thread of either kind."""
+"""Threads for what is small, which takes some milliseconds, and for what is large, which may take half a second, and a
+chat template one. No key holds the last thread of either kind."""
 
 MAX_WAITING = 1024
 """Requests that may wait for either kind of thread; those of one key may be half of them."""
@@ -141,7 +141,7 @@ class Service:
                     pass
             job = await self.beside(request, partial(completion_job, body, context, prompts), size=size)
         visit_of(request.scope).charge(Usage(prompt_tokens=job.num_echoed))
-        scores = await self.run_while_connected(request, self._score(request, job)) if job.scores else ()
+        scores = await self.run_while_connected(request, self._score(request, job)) if job.scores else []
         reply = CompletionReply(body, job, self._header("cmpl", request), self._shown, scores=scores)
         return await self._answer(request, job, reply, stream=body.stream is True)
 
@@ -213,35 +213,33 @@ class Service:
     async def _outputs(
         self, request: Request, visit: Visit, party: Party, grammar_param: str
     ) -> AsyncIterator[RequestOutput]:
-        """Yields the outputs of one generation, whose tokens `visit` pays for; its failure is raised.
+        """Yields the outputs of one generation, whose tokens `visit` pays for, read or not; its failure is raised.
 
         One that the engine did not take costs nothing.
         """
-        used, begun = Usage(prompt_tokens=len(request.prompt)), False
-        stream = cast("AsyncGenerator[RequestOutput]", self.client.astream(request))
+        bill, begun = Bill(visit, len(request.prompt)), False
+        stream = cast("AsyncGenerator[RequestOutput]", self.client.astream(request, settle=bill.settle))
         try:
             with party.running():
                 async with aclosing(stream) as outputs:
                     async for output in outputs:
                         begun = True
-                        used += Usage(completion_tokens=len(output.tokens))
+                        bill.add(output)
                         if output.finish is not None:
-                            if output.finish.usage != Usage() or not used.completion_tokens:
-                                used = output.finish.usage  # an engine that has ended tells of none
                             self.metrics.finished(output.finish)
                             if output.finish.reason in ("abort", "error"):
                                 raise from_error_info(output.finish.error, grammar_param=grammar_param)
                         yield output
         except (OverloadedError, RequestError, EngineStoppedError):
             if not begun:
-                used = Usage()
+                bill.waive()
             raise
         finally:
-            visit.charge(used)
+            bill.pay()
 
     async def _score(self, http: HttpRequest, job: Job) -> Scores:
         """Returns the log-probabilities of the prompts' tokens, from the second on."""
-        scores: list[list[TokenLogprob]] = [[] for _ in job.scores]
+        scores: Scores = [[] for _ in job.scores]
         places = [index for index, request in enumerate(job.scores) if request is not None]
         requests = [request for request in job.scores if request is not None]
         async with self._generate(http, requests) as outputs:
@@ -253,7 +251,8 @@ class Service:
 
 async def _chunks(outputs: Merged[RequestOutput], reply: Reply) -> AsyncIterator[bytes]:
     for chunk in reply.begin():
-        yield event(chunk)
+        if chunk is not None:
+            yield event(chunk)
         await asyncio.sleep(0)  # an echoed prompt may be long
     async for item in outputs:
         for chunk in () if item is None else reply.add(*item):
@@ -268,7 +267,8 @@ async def _chunks(outputs: Merged[RequestOutput], reply: Reply) -> AsyncIterator
 
 
 async def _collect(outputs: Merged[RequestOutput], reply: Reply) -> None:
-    reply.begin()
+    for _ in reply.begin():
+        await asyncio.sleep(0)  # an echoed prompt may be long
     async for item in outputs:
         if item is not None:
             reply.add(*item)

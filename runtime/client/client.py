@@ -29,7 +29,10 @@ class EngineClient(Protocol):
 
     def stream(self, request: Request) -> Iterator[RequestOutput]: ...
 
-    def astream(self, request: Request) -> AsyncIterator[RequestOutput]: ...
+    def astream(
+        self, request: Request, *, settle: Callable[[RequestOutput], None] | None = None
+    ) -> AsyncIterator[RequestOutput]:
+        """`settle` is called on the event loop with the last output, also if the consumer has left before it."""
 
     def run(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> Iterator[ProgramEvent]:
         """`tools` are what this program may call besides the registered ones; they run in this process."""

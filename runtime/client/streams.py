@@ -54,8 +54,11 @@ class StreamingClient:
     def stream(self, request: Request) -> Iterator[RequestOutput]:
         return iterate(partial(self._starter.start_request, request), partial(self._starter.abort, request.id))
 
-    def astream(self, request: Request) -> AsyncIterator[RequestOutput]:
-        return aiterate(partial(self._starter.start_request, request), partial(self._starter.abort, request.id))
+    def astream(
+        self, request: Request, *, settle: Callable[[RequestOutput], None] | None = None
+    ) -> AsyncIterator[RequestOutput]:
+        start, stop = partial(self._starter.start_request, request), partial(self._starter.abort, request.id)
+        return aiterate(start, stop, settle)
 
     def run(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> Iterator[ProgramEvent]:
         return iterate(*self._submission(program, tools))

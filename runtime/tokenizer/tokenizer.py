@@ -138,13 +138,20 @@ class Tokenizer:
         ids = self._encode(pieces, at_start=True)
         return [self.bos_id, *ids] if self.adds_bos and self.bos_id is not None and ids[:1] != [self.bos_id] else ids
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, max_chars: int | None = None, **options: Unpack[ChatOptions]
+    ) -> list[int]:
         """Ids of a chat: control tokens are the template's alone, whatever the messages contain.
 
         Raises:
-            RequestError: the messages are malformed, or the template refuses them.
+            RequestError: the messages are malformed, the template refuses them, or it writes more than `max_chars`.
         """
-        return self._encode(self.chat.pieces(messages, **options), at_start=True)
+        pieces = self.chat.pieces(messages, **options)
+        num_chars = sum(len(piece) for piece in pieces if isinstance(piece, str))
+        if max_chars is not None and num_chars > max_chars:
+            message = f"the chat has {num_chars} characters as the template writes it, at most {max_chars} are allowed"
+            raise RequestError(message, code="context_length_exceeded", param="messages")
+        return self._encode(pieces, at_start=True)
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of tokens; bytes that are no UTF-8 become U+FFFD."""

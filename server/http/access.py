@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from starlette.types import Scope
 
-from ...runtime.protocol.request import Usage
+from ...runtime.protocol.request import RequestOutput, Usage
 from ..config import KeyLimits, ServerConfig
 from ..errors import ApiError
 
@@ -254,6 +254,49 @@ class Visit:
     def end(self) -> None:
         self._account.release(self._num_bytes)
         self._account.leave()
+
+
+class Bill:
+    """Tokens of one generation that a visit pays for: all that were generated, whoever has read them.
+
+    It is paid when the reader leaves, by what is known then; what the engine tells later is paid on top.
+    """
+
+    def __init__(self, visit: Visit, num_prompt_tokens: int) -> None:
+        self._visit = visit
+        self._read = Usage(prompt_tokens=num_prompt_tokens)
+        self._told: Usage | None = None
+        self._paid: Usage | None = None
+
+    def add(self, output: RequestOutput) -> None:
+        """Counts what was read."""
+        self._read += Usage(completion_tokens=len(output.tokens))
+
+    def settle(self, last: RequestOutput) -> None:
+        """Takes note of what the engine tells in its last output, which may come before others are read."""
+        self._told = Usage() if last.finish is None else last.finish.usage
+        if self._paid is not None:
+            self._visit.charge(_rest(self._used, self._paid))
+
+    def waive(self) -> None:
+        """Makes it free."""
+        self._read = self._told = Usage()
+
+    def pay(self) -> None:
+        self._paid = self._used
+        self._visit.charge(self._paid)
+
+    @property
+    def _used(self) -> Usage:
+        """Tokens that the engine tells of, or those that were read: one that has ended itself tells of none."""
+        if self._told is None or (self._told == Usage() and self._read.completion_tokens):
+            return self._read
+        return self._told
+
+
+def _rest(used: Usage, paid: Usage) -> Usage:
+    """Subtracts what is paid from what was used."""
+    return Usage(**{name: max(getattr(used, name) - getattr(paid, name), 0) for name in used.__struct_fields__})
 
 
 class Accounts:

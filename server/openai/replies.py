@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -49,9 +49,13 @@ from .tools import Toolbox
 
 
 class Reply(Protocol):
-    """Takes outputs as they come; `begin`, `add` and `end` return the chunks of a stream, `result` the whole."""
+    """Takes outputs as they come; `begin`, `add` and `end` return the chunks of a stream, `result` the whole.
 
-    def begin(self) -> Sequence[msgspec.Struct]: ...
+    `begin` makes each chunk when it is asked for it, with None in between where others should have their turn; it must
+    be asked for all before anything is added.
+    """
+
+    def begin(self) -> Iterator[msgspec.Struct | None]: ...
 
     def add(self, index: int, output: RequestOutput) -> Sequence[msgspec.Struct]: ...
 
@@ -125,6 +129,9 @@ def _report(receipt: Receipt, violations: list[ChoiceViolation]) -> ConstraintRe
 LOWEST = -9999.0
 """Stands for minus infinity, which JSON does not have."""
 
+
+ECHOED_TOKENS_AT_ONCE = 1024
+"""Tokens of a prompt whose log-probabilities are written before others have their turn."""
 
 MAX_KEPT_LOGPROBS = 1 << 19
 """Log-probabilities of a whole answer, alternatives included; a stream may have any number."""
@@ -495,9 +502,9 @@ class ChatReply:
         kept = KeptLogprobs(whole=not body.stream)
         self._answers = [_ChatAnswer(index, header, job, shown, kept) for index in range(len(job.requests))]
 
-    def begin(self) -> list[ChatChunk]:
-        roles = [ChunkChoice(index, Delta(role="assistant", content="")) for index in range(len(self._answers))]
-        return [self._chunk([choice]) for choice in roles]
+    def begin(self) -> Iterator[ChatChunk]:
+        for index in range(len(self._answers)):
+            yield self._chunk([ChunkChoice(index, Delta(role="assistant", content=""))])
 
     def add(self, index: int, output: RequestOutput) -> list[ChatChunk]:
         chunks = [self._chunk([choice]) for choice in self._answers[index].add(output)]
@@ -536,16 +543,16 @@ class _CompletionAnswer:
     texts: list[str] = field(default_factory=list)
     logprobs: list[CompletionLogprobs] = field(default_factory=list)
     pending: list[CompletionLogprobs] = field(default_factory=list)
-    echoed: list[CompletionLogprobs] = field(default_factory=list)
     finish_reason: str = "length"
 
 
-Scores = Sequence[Sequence[TokenLogprob]]
+Scores = list[list[TokenLogprob]]
 """For each prompt, the log-probabilities of its tokens from the second on; empty if they are not wanted."""
 
 
 class CompletionReply:
-    """The answer to /v1/completions. With `echo`, each choice begins with its prompt."""
+    """The answer to /v1/completions. With `echo`, each choice begins with its prompt: `begin` empties `scores`, prompt
+    by prompt as it writes them."""
 
     def __init__(self, body: CompletionBody, job: Job, header: Header, shown: ShownTokens, *, scores: Scores) -> None:
         self._header = header
@@ -561,23 +568,29 @@ class CompletionReply:
         self._echoes = job.echoes
         self._prompts, self._scores = job.prompts, scores
 
-    def begin(self) -> list[Completion]:
-        chunks = []
-        for index, answer in enumerate(self._answers if self._echoes else ()):
-            prompt = index // self._children
-            answer.texts.append(self._echoes[prompt])
-            if self._with_logprobs:
-                self._kept.add(self._scores[prompt])
-                self._echo_logprobs(answer, prompt, self._answers[prompt * self._children])
-            chunks.append(self._chunk(index, self._echoes[prompt], None if self._generates else answer.finish_reason))
-        return chunks
+    def begin(self) -> Iterator[Completion | None]:
+        for prompt, echo in enumerate(self._echoes):
+            children = range(prompt * self._children, (prompt + 1) * self._children)
+            lists = self._answers[children[0]].lists
+            logprobs: list[CompletionLogprobs] = []
+            for part in self._echo_logprobs(prompt, lists) if self._with_logprobs else ():
+                logprobs.append(part)
+                yield None
+            for index in children:
+                answer = self._answers[index]
+                answer.texts.append(echo)
+                answer.lists.follow(lists)
+                answer.pending += logprobs
+                yield self._chunk(index, echo, None if self._generates else answer.finish_reason)
 
-    def _echo_logprobs(self, answer: _CompletionAnswer, prompt: int, first: _CompletionAnswer) -> None:
-        """Those of a prompt, which are the same in all its answers."""
-        if answer is first:
-            answer.echoed = [answer.lists.unknown(self._prompts[prompt][0]), answer.lists.known(self._scores[prompt])]
-        answer.lists.follow(first.lists)
-        answer.pending += first.echoed
+    def _echo_logprobs(self, prompt: int, lists: LogprobLists) -> Iterator[CompletionLogprobs]:
+        """Yields those of a prompt in parts, which are the same in all its answers; its scores are dropped."""
+        scores, self._scores[prompt] = self._scores[prompt], []
+        for _ in range(self._children):
+            self._kept.add(scores)
+        yield lists.unknown(self._prompts[prompt][0])
+        for start in range(0, len(scores), ECHOED_TOKENS_AT_ONCE):
+            yield lists.known(scores[start : start + ECHOED_TOKENS_AT_ONCE])
 
     def add(self, index: int, output: RequestOutput) -> list[Completion]:
         answer = self._answers[index]

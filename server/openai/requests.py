@@ -31,6 +31,9 @@ COMPLETION_MAX_TOKENS = 16
 MAX_ECHOED_CHARS = 1 << 22
 """Characters of prompts in an answer that begins with them."""
 
+MAX_ECHOED_LOGPROBS = 1 << 19
+"""Log-probabilities of echoed prompts, alternatives included, each counted `n` times."""
+
 _SEEDS = (-(2**63), 2**64 - 1)
 _TAIL_TOKENS = 16
 _EMPTY = frozenset({b"null", b"false", b"[]", b"{}", b'""'})
@@ -202,6 +205,8 @@ def completion_job(body: CompletionBody, context: Context, prompts: Sequence[lis
         if body.max_tokens is None:  # a default is not worth an error
             max_tokens = min(max_tokens, max(context.max_tokens - len(prompt), 1))
         _check_length(len(prompt), max_tokens, context, prompt_name="prompt", limit_name="max_tokens")
+    if body.echo and body.logprobs is not None:
+        _check_echoed_logprobs(prompts, body.logprobs, body.n or 1)
     sampling = _sampling(body, context, max_tokens=max_tokens, logprobs=body.logprobs)
     requests = _children(body, prompts, sampling, constraint, context) if max_tokens else ()
     scores: tuple[Request | None, ...] = ()
@@ -209,6 +214,17 @@ def completion_job(body: CompletionBody, context: Context, prompts: Sequence[lis
         scores = tuple(_score(prompt, index, body.logprobs, context) for index, prompt in enumerate(prompts))
     echoes = _echoes(body, prompts, context.tokenizer) if body.echo else ()
     return Job(requests, tuple(map(tuple, prompts)), scores=scores, echoes=echoes, constraint=constraint)
+
+
+def _check_echoed_logprobs(prompts: Sequence[Sequence[int]], logprobs: int, n: int) -> None:
+    """Raises ApiError if the prompts have more log-probabilities than an answer may begin with."""
+    asked = sum(map(len, prompts)) * (1 + logprobs) * n
+    if asked > MAX_ECHOED_LOGPROBS:
+        message = (
+            f"echoed prompts may have {MAX_ECHOED_LOGPROBS} log-probabilities in all, each token with its alternatives "
+            f"counted n times, and these have {asked}: ask for fewer alternatives, or send fewer prompts at a time"
+        )
+        raise invalid("logprobs", message)
 
 
 def _echoes(body: CompletionBody, prompts: Sequence[Sequence[int]], tokenizer: Tokenizer) -> tuple[str, ...]:
@@ -232,15 +248,24 @@ def encode_chat(body: ChatBody, toolbox: Toolbox, tokenizer: Tokenizer, *, max_t
     """
     knows_tools = "tools" in tokenizer.chat.source
     messages, tools = to_messages(body.messages, toolbox, knows_tools=knows_tools)
-    num_chars = sum(len(message.get("content") or "") for message in messages)
-    check_chars(num_chars, max_tokens=max_tokens, param="messages")
+    check_chars(sum(map(_num_chars, messages)), max_tokens=max_tokens, param="messages")
+    if tools:
+        num_chars = sum(len(tool["function"].get("description", "")) for tool in tools)
+        check_chars(num_chars, max_tokens=max_tokens, param="tools")
     return tokenizer.encode_chat(
         messages,
+        max_chars=MAX_TOKEN_CHARS * max_tokens,
         tools=tools,
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=body.continue_final_message is True,
         template_kwargs=_template_kwargs(body.chat_template_kwargs),
     )
+
+
+def _num_chars(message: Mapping[str, Any]) -> int:
+    """Counts what a message says: its content, and the arguments of its calls."""
+    calls = message.get("tool_calls") or ()
+    return len(message.get("content") or "") + sum(len(call["function"]["arguments"]) for call in calls)
 
 
 def check_chars(num_chars: int, *, max_tokens: int, param: str) -> None:

@@ -210,7 +210,9 @@ class Programs:
 
             async def last(usage: Usage) -> bytes:
                 return await self._service.beside(
-                    request, lambda: event({"type": "result", "result": results.read(), "usage": usage})
+                    request,
+                    lambda: event({"type": "result", "result": results.read(), "usage": usage}),
+                    size=results.num_chars,
                 )
 
             chunks = _chunks(events, results, last)

@@ -60,6 +60,7 @@ class ByteTokenizer:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        max_chars: int | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -107,7 +108,7 @@ class Script:
 @dataclass
 class FakeClient:
     """`script` maps each request to what happens to it, `play` each program to its events, if it is given. Keeps what
-    it was asked and which streams were left early. A program that is left early has `spent` so many tokens."""
+    it was asked and which streams were left early. What is left early has `spent` so many tokens."""
 
     script: Callable[[Request], Script] = lambda _: Script()
     tokenizer: Any = field(default_factory=ByteTokenizer)
@@ -124,35 +125,47 @@ class FakeClient:
     num_flushes: int = 0
     closed: bool = False
 
-    async def astream(self, request: Request) -> AsyncIterator[RequestOutput]:
+    async def astream(
+        self, request: Request, *, settle: Callable[[RequestOutput], None] | None = None
+    ) -> AsyncIterator[RequestOutput]:
         self.asked.append(request)
         script = self.script(request)
         if script.refuse is not None:
             raise script.refuse
         self.open_ids.add(request.id)
-        finished = False
+        finished = died = False
+
+        def end(finish: Finish, logprobs: tuple[TokenLogprob, ...] | None = None) -> RequestOutput:
+            last = RequestOutput(id=request.id, logprobs=logprobs, finish=finish)
+            if settle is not None:
+                settle(last)
+            return last
+
         try:
             if request.score_from is not None:
                 logprobs = tuple(TokenLogprob(token, -2.0) for token in request.prompt[request.score_from :])
                 finished = True
                 finish = Finish(reason="length", usage=Usage(prompt_tokens=len(request.prompt)))
-                yield RequestOutput(id=request.id, logprobs=logprobs, finish=finish)
+                yield end(finish, logprobs)
                 return
             for piece in script.pieces:
                 await asyncio.sleep(script.delay_s)
                 yield _output(request, piece)
             if script.die is not None:
+                died = True
                 raise script.die
             finished = True
             num_tokens = sum(len(piece.encode()) for piece in script.pieces)
             used = Usage(prompt_tokens=len(request.prompt), cached_tokens=3, completion_tokens=num_tokens)
             usage = used if script.usage is None else script.usage
             finish = Finish(reason=script.reason, usage=usage, error=script.error, constraint=script.receipt)
-            yield RequestOutput(id=request.id, finish=finish)
+            yield end(finish)
         finally:
             self.open_ids.discard(request.id)
             if not finished:
                 self.aborted.append(request.id)
+                if not died:  # the engine tells of the end when the reader has gone
+                    asyncio.get_running_loop().call_soon(end, Finish(reason="abort", usage=self.spent))
 
     async def arun(
         self,

@@ -150,12 +150,12 @@ class Queued(FakeClient):
         self.gate = threading.Event()
         self.error = error
 
-    async def astream(self, request: Request) -> AsyncIterator[RequestOutput]:
+    async def astream(self, request: Request, **more: Any) -> AsyncIterator[RequestOutput]:
         while not self.gate.is_set():
             await asyncio.sleep(0.01)
         if self.error is not None:
             raise self.error
-        async for output in super().astream(request):
+        async for output in super().astream(request, **more):
             yield output
 
 

@@ -147,6 +147,28 @@ def test_leaving_an_async_stream_aborts_it(client: EngineClient) -> None:
     wait_until(lambda: client.stats().running == 0)
 
 
+def test_a_request_is_settled_once_whoever_leaves_it(client: EngineClient) -> None:
+    """With all its tokens, also those that would have come in one piece at the end."""
+    settled: list[RequestOutput] = []
+
+    async def leave() -> None:
+        whole = msgspec.structs.replace(request(400), stream=False)
+        outputs = client.astream(whole, settle=settled.append)
+        await anext(outputs)
+        assert settled == []
+        await outputs.aclose()  # type: ignore[attr-defined]
+        while not settled:
+            await asyncio.sleep(0.01)
+        done = [output async for output in client.astream(request(8), settle=settled.append)][-1]
+        assert settled[1:] == [done]
+
+    asyncio.run(leave())
+    left = settled[0].finish
+    assert left is not None
+    assert (left.reason, left.usage.prompt_tokens) == ("abort", len(request(400).prompt))
+    assert 1 <= left.usage.completion_tokens < 400
+
+
 def test_a_program_is_settled_once_whoever_leaves_it(client: EngineClient) -> None:
     """With all tokens of its prompts and answers, those of a value that never came included."""
     settled: list[Done | Failed] = []

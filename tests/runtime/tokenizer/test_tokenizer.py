@@ -311,6 +311,17 @@ def test_a_library_that_fails_on_a_text_fails_that_text(error, monkeypatch):
             assert caught.value.code == "tokenizer_error"
 
 
+def test_a_chat_is_no_longer_than_it_may_be():
+    """The template's own text counts, names of control tokens do not; nothing is encoded of one that is too long."""
+    messages = [{"role": "user", "content": "the"}]
+    num_chars = sum(len(piece) for piece in SMOLLM.chat.pieces(messages) if isinstance(piece, str))
+    assert SMOLLM.encode_chat(messages, max_chars=num_chars) == SMOLLM.encode_chat(messages)
+    for longer in (messages * 2, [{"role": "user", "content": "the\ud800"}]):
+        with pytest.raises(RequestError, match=f"at most {num_chars} are allowed") as caught:
+            SMOLLM.encode_chat(longer, max_chars=num_chars)
+        assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
+
+
 def test_lone_surrogates_are_refused():
     for encode in (SMOLLM.encode, SMOLLM.encode_prompt, SMOLLM.vocabulary(9).encode):
         with pytest.raises(RequestError, match="surrogate"):

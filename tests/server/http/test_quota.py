@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import threading
@@ -23,10 +24,10 @@ from bough.runtime.protocol.errors import (
     OverloadedError,
 )
 from bough.runtime.protocol.program import Delta, Gen, Program, Text, Use
-from bough.runtime.protocol.request import Usage
+from bough.runtime.protocol.request import Finish, RequestOutput, Usage
 from bough.server.config import KeyLimits
 from bough.server.errors import ApiError
-from bough.server.http.access import Account, Bucket, Caller
+from bough.server.http.access import Account, Bill, Bucket, Caller, Visit
 from bough.server.http.keys import parse_keys
 
 from ...runtime.listening import Clock
@@ -158,6 +159,51 @@ def test_a_client_that_leaves_pays_for_what_it_got(start: Start) -> None:
     page = server.http(headers=bearer("key-r")).get("/metrics").text
     counted = [line for line in page.splitlines() if 'key="alice",kind="completion"' in line]
     assert 5 <= int(counted[0].split()[1]) < 1000
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_pays_for_what_was_generated(start: Start, stream: bool) -> None:
+    """Once, whatever of it was read, for each of its generations."""
+    engine = FakeClient(
+        lambda _: Script(pieces=("x",) * 1000, delay_s=0.01), spent=Usage(prompt_tokens=9, completion_tokens=700)
+    )
+    server = start_with(start, "tokens_per_minute=100000", engine)
+    body = {"model": "m", "messages": HI, "n": 4, "stream": stream}
+    http = server.http(headers=bearer("key-a"), timeout=0.5)
+    with contextlib.suppress(httpx.ReadTimeout), http.stream("POST", CHAT, json=body) as answer:
+        next(answer.iter_lines())
+    assert server.wait_for(lambda: len(engine.aborted) == 4, 5.0)
+    assert server.wait_for(lambda: tokens_of(server, "completion") == 2800)
+    assert tokens_of(server, "prompt") == 36
+
+
+def output(num_tokens: int, told: Usage | None = None) -> RequestOutput:
+    return RequestOutput(
+        id="r", tokens=(1,) * num_tokens, finish=None if told is None else Finish(reason="abort", usage=told)
+    )
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(["read", "settle", "pay"])])
+def test_a_generation_is_paid_once_in_whatever_order_it_ends(order: tuple[str, ...]) -> None:
+    visit = Visit(Account(Caller("alice")))
+    bill = Bill(visit, 5)
+    steps = {
+        "read": lambda: bill.add(output(3)),
+        "settle": lambda: bill.settle(output(0, Usage(prompt_tokens=5, completion_tokens=70))),
+        "pay": bill.pay,
+    }
+    for step in order:
+        steps[step]()
+    assert visit.used == Usage(prompt_tokens=5, completion_tokens=70)
+
+
+def test_an_engine_that_has_ended_tells_nothing_of_what_was_read() -> None:
+    visit = Visit(Account(Caller("alice")))
+    bill = Bill(visit, 5)
+    bill.add(output(3))
+    bill.settle(output(0, Usage()))
+    bill.pay()
+    assert visit.used == Usage(prompt_tokens=5, completion_tokens=3)
 
 
 def test_requests_at_a_time(start: Start) -> None:

@@ -76,6 +76,20 @@ def test_an_answer_echoes_so_many_characters(server: Running, monkeypatch: pytes
     assert caught.value.param == "echo"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_of_echoes_are_bounded_before_anything_starts(
+    server: Running, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    monkeypatch.setattr("bough.server.openai.requests.MAX_ECHOED_LOGPROBS", 120)
+    client = server.openai()
+    fields: Any = {"model": "m", "echo": True, "logprobs": 2, "max_tokens": 0, "n": 2, "stream": stream}
+    with pytest.raises(openai.BadRequestError, match="120 log-probabilities") as caught:
+        client.completions.create(prompt=["a" * 10, "a" * 11], **fields)
+    assert (caught.value.param, server.engine.asked) == ("logprobs", [])
+    client.completions.create(prompt=["a" * 10] * 2, **fields)
+    client.completions.create(prompt=["a" * 10, "a" * 11], **{**fields, "logprobs": None})
+
+
 def test_echo_alone_generates_nothing(server: Running) -> None:
     client = server.openai()
     answer = client.completions.create(model="m", prompt="abc", echo=True, logprobs=0, max_tokens=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -9,9 +10,16 @@ import pytest
 
 from bough.constrain.receipt import Receipt, Violation
 from bough.runtime.protocol.errors import ErrorInfo
+from bough.runtime.protocol.request import RequestOutput, TokenLogprob
+from bough.server.http.answers import Merged
+from bough.server.openai import replies
+from bough.server.openai.objects import CompletionBody
+from bough.server.openai.replies import CompletionReply, Header, Scores, ShownTokens
+from bough.server.openai.requests import Job
+from bough.server.service import _chunks, _collect
 
 from ..conftest import Running, Start
-from ..fake_client import FakeClient, Script
+from ..fake_client import ByteTokenizer, FakeClient, Script
 
 HI: Any = [{"role": "user", "content": "hi"}]
 EXACT = Receipt(mode="exact", enforced=("properties", "type"), checked=("/not",))
@@ -89,3 +97,63 @@ def test_a_call_is_written_in_one_order(server: Running) -> None:
     assert server.http().post("/v1/chat/completions", json=body).status_code == 200
     grammar: Any = server.engine.asked[0].grammar
     assert (grammar.property_order, grammar.policy) == ("schema", "best_effort")
+
+
+# Echoed prompts
+
+
+def echoing(scores: Scores, *, stream: bool) -> CompletionReply:
+    """The answer to prompts of "aaa" each, two choices of every one, with nothing generated."""
+    num = len(scores)
+    body = CompletionBody(model="m", prompt=["aaa"] * num, echo=True, logprobs=1, max_tokens=0, n=2, stream=stream)
+    job = Job((), ((97, 97, 97),) * num, echoes=("aaa",) * num)
+    tokenizer: Any = ByteTokenizer()
+    return CompletionReply(body, job, Header(id="c", model="m", created=0), ShownTokens(tokenizer), scores=scores)
+
+
+def some_scores(num: int) -> Scores:
+    return [[TokenLogprob(97, -1.0, ((98, -2.0),))] * 2 for _ in range(num)]
+
+
+def test_scores_of_a_prompt_are_dropped_before_the_next_is_written() -> None:
+    scores = some_scores(4)
+    left = [sum(map(bool, scores)) for chunk in echoing(scores, stream=True).begin() if chunk is not None]
+    assert left == [3, 3, 2, 2, 1, 1, 0, 0]
+
+
+def test_log_probabilities_of_a_long_prompt_are_written_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(num_tokens: int) -> tuple[int, list[Any]]:
+        monkeypatch.setattr(replies, "ECHOED_TOKENS_AT_ONCE", num_tokens)
+        scores = [[TokenLogprob(97 + index % 5, -float(index), ((98, -2.0),)) for index in range(100)]]
+        steps = [*echoing(scores, stream=True).begin()]
+        return steps.count(None), [step for step in steps if step is not None]
+
+    (num_turns, chunks), (_, whole) = write(10), write(1000)
+    assert num_turns >= 10
+    assert (len(chunks), chunks) == (2, whole)
+    assert len(chunks[0].choices[0].logprobs.text_offset) == 101
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_others_have_their_turn_between_echoed_prompts(stream: bool) -> None:
+    seen: list[int] = []
+
+    async def write() -> int:
+        async def others() -> None:
+            while True:
+                seen.append(sum(map(bool, scores)))
+                await asyncio.sleep(0)
+
+        task = asyncio.ensure_future(others())
+        outputs, reply = Merged[RequestOutput]([]), echoing(scores, stream=stream)
+        if stream:
+            num_events = len([part async for part in _chunks(outputs, reply)])
+        else:
+            await _collect(outputs, reply)
+            num_events = len(reply.result().choices)
+        task.cancel()
+        return num_events
+
+    scores = some_scores(20)
+    assert asyncio.run(write()) == 40 + stream
+    assert len(set(seen)) >= 19

@@ -9,9 +9,11 @@ import msgspec
 import pytest
 
 from bough.server.errors import ApiError
-from bough.server.openai.objects import Message
-from bough.server.openai.requests import to_messages
-from bough.server.openai.tools import Toolbox
+from bough.server.openai.objects import ChatBody, Message
+from bough.server.openai.requests import MAX_TOKEN_CHARS, encode_chat, to_messages
+from bough.server.openai.tools import Toolbox, to_toolbox
+
+from ..fake_client import ByteTokenizer
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 
@@ -60,3 +62,40 @@ def test_what_is_missing_or_not_text_is_named(message: dict[str, Any], code: str
     with pytest.raises(ApiError) as caught:
         converted(message)
     assert (caught.value.code, caught.value.param) == (code, param)
+
+
+# Far too long
+
+HI = {"role": "user", "content": "hi"}
+
+
+def described(num_chars: int) -> dict[str, Any]:
+    return {
+        "messages": [HI],
+        "tools": [{"type": "function", "function": {"name": "f", "description": "x" * num_chars}}],
+    }
+
+
+def called(num_chars: int) -> dict[str, Any]:
+    call = {**CALL, "function": {"name": "f", "arguments": '{"a": "%s"}' % ("x" * (num_chars - 9))}}
+    return {"messages": [{"role": "assistant", "tool_calls": [call]}]}
+
+
+@pytest.mark.parametrize("template", ["", "tools"])
+@pytest.mark.parametrize(("made", "param"), [(described, "tools"), (called, "messages")])
+def test_what_is_far_too_long_is_refused_before_it_is_rendered(made: Any, param: str, template: str) -> None:
+    """Tools and calls that the template writes, and those that it has as text in the messages."""
+    tokenizer: Any = ByteTokenizer(template=template)
+
+    def encode(num_chars: int) -> list[int]:
+        body = msgspec.convert({"model": "m", **made(num_chars)}, ChatBody)
+        return encode_chat(body, to_toolbox(body), tokenizer, max_tokens=100)
+
+    most = 100 * MAX_TOKEN_CHARS
+    assert encode(most - 400)
+    assert len(tokenizer.rendered) == 1
+    with pytest.raises(ApiError) as caught:
+        encode(most + 1)
+    assert caught.value.code == "context_length_exceeded"
+    assert caught.value.param == (param if template else "messages")
+    assert len(tokenizer.rendered) == 1

@@ -35,7 +35,9 @@ from bough.runtime.protocol.template import (
     ResultValue,
     Template,
 )
+from bough.server.http.connection import LARGE_BODY
 from bough.server.http.keys import parse_keys
+from bough.server.service import Service
 
 from ..conftest import Running, Start
 from ..fake_client import FakeClient
@@ -135,6 +137,22 @@ def test_values_in_results_do_not_multiply_without_bound(start: Start) -> None:
     assert '"code":"result_too_long"' in streamed and "[DONE]" not in streamed
     put(server, made(result=ResultText((Ref(0, "x"),) * 3)))
     assert server.http().post("/v1/programs/f", json={"a": 1}).json()["result"] == "x" * 600_000
+
+
+@pytest.mark.parametrize("query", ["", "?stream=true"])
+def test_a_large_result_is_large_work(start: Start, monkeypatch: pytest.MonkeyPatch, query: str) -> None:
+    sizes: list[int] = []
+    beside = Service.beside
+
+    async def noted(self: Service, request: Any, work: Any, *, size: int = 0) -> Any:
+        sizes.append(size)
+        return await beside(self, request, work, size=size)
+
+    monkeypatch.setattr(Service, "beside", noted)
+    server = start(says(Value(branch=0, name="x", text="x" * 2 * LARGE_BODY)))
+    put(server, made(result=ResultText((Ref(0, "x"),))))
+    assert server.http().post(f"/v1/programs/f{query}", json={"a": 1}).status_code == 200
+    assert sizes[-1] == 2 * LARGE_BODY
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from bough.constrain.spec import JsonSchema, Regex
-from bough.runtime.protocol.errors import OverloadedError
+from bough.runtime.protocol.errors import ErrorInfo, OverloadedError, to_exception
 from bough.runtime.protocol.program import (
     Delta,
     Done,
@@ -148,6 +148,22 @@ def test_a_refusal_comes_before_the_stream(start: Start) -> None:
 
     response = start(Full()).http().post("/v1/programs", json=msgspec.to_builtins(PROGRAM))
     assert (response.status_code, json.loads(response.text)["error"]["code"]) == (503, "engine_overloaded")
+
+
+@pytest.mark.parametrize("path", ["/v1/programs", "/v1/programs/f"])
+def test_a_program_that_is_dropped_before_its_first_event_is_a_conflict(start: Start, path: str) -> None:
+    class Dropped(FakeClient):
+        async def arun(self, program: Program, tools: object = None, **more: object) -> Any:
+            raise to_exception(ErrorInfo(code="aborted", message="the program was dropped"))
+            yield
+
+    http = start(Dropped()).http()
+    template = msgspec.json.encode(Template(name="f", ops=(Text(0, ("x",)),), result=ResultConstant("1")))
+    http.put("/v1/programs/f", content=template, headers={"content-type": "application/json"}).raise_for_status()
+    response = http.post(path, json=msgspec.to_builtins(PROGRAM) if path == "/v1/programs" else {})
+    error = json.loads(response.text)["error"]
+    assert (response.status_code, error["code"], error["message"]) == (409, "aborted", "the program was dropped")
+    assert response.headers["x-should-retry"] == "false"
 
 
 def test_a_program_is_nested_no_deeper_than_any_may_run(server: Running) -> None:
