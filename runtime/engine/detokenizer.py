@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections import deque
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import NamedTuple
 
 from ..protocol.stop_pattern import PatternSearch, StopMatch
 from ..tokenizer.tokenizer import Tokenizer
@@ -144,7 +141,7 @@ class _StopSearch:
     """Search for the stop that begins first in a text that comes character by character."""
 
     def __init__(self, stop: tuple[str, ...], pattern: PatternSearch | None) -> None:
-        self._automaton = _automaton(stop)
+        self._automaton = StopAutomaton(stop)
         self._state = self._automaton.start
         self._pattern = pattern
         self._best: StopMatch | None = None  # of those found so far
@@ -181,56 +178,51 @@ class _StopSearch:
             self._best = match
 
 
-class StopState(NamedTuple):
+class StopState:
     """A position in a search: `depth` characters at the end of the text begin a stop string, the longest such.
 
-    `found` is the longest stop string that ends here.
+    stops      that begin so
+    found      the longest stop string that ends here
+    fallback   the longest position whose characters end this one's; None at the start
+    ahead      characters with which one of `stops` goes on
+    following  positions after one more character, those that have been reached
     """
 
-    node: int
-    depth: int
-    found: str | None
+    __slots__ = ("ahead", "depth", "fallback", "following", "found", "stops")
+
+    def __init__(self, stops: Sequence[str], depth: int, fallback: StopState | None) -> None:
+        self.stops = stops
+        self.depth = depth
+        self.fallback = fallback
+        self.found: str | None = next((stop for stop in stops if len(stop) == depth), None)
+        if self.found is None and fallback is not None:
+            self.found = fallback.found
+        self.ahead = frozenset(stop[depth] for stop in stops if len(stop) > depth)
+        self.following: dict[str, StopState] = {}
 
 
 class StopAutomaton:
-    """Aho and Corasick's automaton (CACM 18(6), 1975) over the stop strings. Immutable; share it between searches."""
+    """Aho and Corasick's automaton (CACM 18(6), 1975) over the stop strings, of which a state is made when a text first
+    reaches it: so it takes no time to begin, however long they are."""
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._next: list[dict[str, int]] = [{}]
-        self._fail = [0]
-        found: list[str | None] = [None]
-        depth = [0]
-        for stop in stops:
-            node = 0
-            for char in stop:
-                if char not in self._next[node]:
-                    self._next[node][char] = len(self._next)
-                    self._next.append({})
-                    self._fail.append(0)
-                    found.append(None)
-                    depth.append(depth[node] + 1)
-                node = self._next[node][char]
-            found[node] = stop
-        queue = deque(self._next[0].values())
-        while queue:  # by depth: the state to fall back to is complete before it is needed
-            node = queue.popleft()
-            found[node] = found[node] or found[self._fail[node]]
-            for char, child in self._next[node].items():
-                self._fail[child] = self._step(self._fail[node], char)
-                queue.append(child)
-        self._states = [StopState(node, depth[node], found[node]) for node in range(len(depth))]
-        self.start = self._states[0]
+        self.start = StopState(stops, 0, None)
 
     def advance(self, state: StopState, char: str) -> StopState:
         """The state after one more character."""
-        return self._states[self._step(state.node, char)]
+        position: StopState | None = state
+        while position is not None:
+            if char in position.ahead:
+                return position.following.get(char) or self._reach(position, char)
+            position = position.fallback
+        return self.start
 
-    def _step(self, node: int, char: str) -> int:
-        while node and char not in self._next[node]:
-            node = self._fail[node]
-        return self._next[node].get(char, 0)
+    def _reach(self, state: StopState, char: str) -> StopState:
+        """Makes the state after a character that is ahead.
 
-
-@lru_cache(maxsize=64)
-def _automaton(stops: tuple[str, ...]) -> StopAutomaton:
-    return StopAutomaton(stops)
+        Its fallback may have to be made first, and the fallback of that; but each of these begins another stop string.
+        """
+        stops = [stop for stop in state.stops if stop.startswith(char, state.depth)]
+        fallback = self.start if state.fallback is None else self.advance(state.fallback, char)
+        state.following[char] = reached = StopState(stops, state.depth + 1, fallback)
+        return reached

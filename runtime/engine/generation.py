@@ -10,6 +10,8 @@ from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from ...constrain import Matcher, MatcherError
 from ...constrain.errors import SearchLateError
@@ -130,6 +132,33 @@ class ValueCheck:
         return "" if self._judged is None else self._judged.text + self._judged.finish()
 
 
+class PenalisedTokens:
+    """Tokens of a sequence that penalties look at: when it has grown, the new ones alone are read.
+
+    counts    of the generated ones
+    """
+
+    __slots__ = ("_num_read", "_seen", "counts")
+
+    def __init__(self) -> None:
+        self.counts: Counter[int] = Counter()
+        self._seen = np.empty(0, np.intp)
+        self._num_read = 0
+
+    def seen(self, tokens: AbstractSequence[int]) -> npt.NDArray[np.intp]:
+        """Returns the distinct ones of `tokens`, which begin with those given before, ascending. The array is never
+        changed."""
+        if not self._num_read:
+            self._seen = np.unique(np.array(tokens, np.intp))
+        else:
+            for token in tokens[self._num_read :]:
+                place = int(np.searchsorted(self._seen, token))
+                if place == len(self._seen) or self._seen[place] != token:
+                    self._seen = np.insert(self._seen, place, token)
+        self._num_read = len(tokens)
+        return self._seen
+
+
 @dataclass(frozen=True, slots=True)
 class _Foreseen:
     """The outcome of accepting a token with so many left: the matcher after it and the token taken, or an error."""
@@ -162,7 +191,7 @@ class Generation:
         self.finish: Finish | None = None
         self._detokenizer = detokenizer
         self._num_generated = 0
-        self._counts: Counter[int] = Counter()
+        self._penalised = PenalisedTokens()
         self._closing = False
         self.undecided: int | None = None
         """A drawn token of which only a search tells what accepting it comes to; it is drawn again after that."""
@@ -230,7 +259,7 @@ class Generation:
                 return [Row(params, target=first, others=others) for first, *others in asked]
             targets = sequence.tokens[work.logits_start + 1 : work.logits_stop + 1]
             return [Row(params, target=target) for target in targets]
-        seen = tuple(set(sequence.tokens)) if params.repetition_penalty != 1.0 else ()
+        seen = self._penalised.seen(sequence.tokens) if params.repetition_penalty != 1.0 else ()
         ends = () if self.matcher is not None else (*self.terms.eos_ids, *params.stop_token_ids)
         matcher, seed = self.table_matcher, self.terms.seed
         rows = []
@@ -240,7 +269,7 @@ class Generation:
                     params,
                     seed=seed,
                     position=work.logits_start + offset + 1,
-                    counts=self._counts,
+                    counts=self._penalised.counts,
                     seen=seen,
                     banned=ends if self._num_generated + offset < params.min_tokens else (),
                     masked=None if first_mask is None else first_mask + offset,
@@ -312,7 +341,7 @@ class Generation:
             untold.origins.append(FORCED if forced else SAMPLED)
             self._num_generated += 1
             self._report.num_forced += forced
-            self._counts[token] += 1
+            self._penalised.counts[token] += 1
             if keeps_logprobs and (logprob := draws.logprobs[first + offset]) is not None:
                 if replaced:
                     logprob = TokenLogprob(token, logprob.logprob, logprob.top, 0.0)

@@ -327,7 +327,7 @@ class _Sample:
 
 
 class GenCall:
-    """A Gen: one request a sample. The branch goes on with the first."""
+    """A Gen: one request a sample. The branch goes on with the first, and of that alone log-probabilities are told."""
 
     def __init__(self, op: Gen, branch: Branch, tokenizer: Tokenizer) -> None:
         self.timeout_s = op.timeout_s
@@ -348,6 +348,8 @@ class GenCall:
         prompt = tuple(self._content.tokens[:])
         for index in range(len(self._samples)):
             one = msgspec.structs.replace(self._op.sampling, n=1, seed=None if seed is None else derive(seed, index))
+            if index:
+                one = msgspec.structs.replace(one, logprobs=None)
             yield make(prompt=prompt, sampling=one, grammar=self._op.grammar), True
 
     def take_back(self, num_tokens: int) -> None:

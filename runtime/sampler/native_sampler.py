@@ -90,7 +90,7 @@ def _fill(memory: bytearray, offset: int, row: Row, edits: _Edits) -> None:
         asks = native.TARGET | native.SCORE
     else:
         asks = native.SCORE if params.logprobs is not None else 0
-        if params.repetition_penalty != 1.0 and row.seen:
+        if params.repetition_penalty != 1.0 and len(row.seen):
             edits.add(np.asarray(row.seen), params.repetition_penalty)
             first_added = edits.num
         if row.counts and (params.frequency_penalty or params.presence_penalty):

@@ -101,7 +101,7 @@ def seed_bits(seeds: Sequence[int]) -> npt.NDArray[np.int64]:
 def _penalise(logits: torch.Tensor, rows: Sequence[Row]) -> None:
     """Repetition, frequency and presence penalties on `logits` [R, V], in place; nothing waits for the device."""
     drawn = [(index, row) for index, row in enumerate(rows) if row.target is None]
-    repeated = [(index, row) for index, row in drawn if row.params.repetition_penalty != 1.0 and row.seen]
+    repeated = [(index, row) for index, row in drawn if row.params.repetition_penalty != 1.0 and len(row.seen)]
     if repeated:
         penalty = np.array([row.params.repetition_penalty for _, row in repeated], np.float32)
         places, factors = upload(
@@ -128,7 +128,7 @@ def _counts_matter(params: SamplingParams) -> bool:
     return bool(params.frequency_penalty or params.presence_penalty)
 
 
-def _places(tokens: Sequence[tuple[int, Sequence[int]]]) -> npt.NDArray[np.int64]:
+def _places(tokens: Sequence[tuple[int, Sequence[int] | npt.NDArray[np.intp]]]) -> npt.NDArray[np.int64]:
     """Rows and columns, [2, N], of tokens given for each row."""
     rows = np.repeat([row for row, _ in tokens], [len(ids) for _, ids in tokens])
     return np.stack([rows, np.concatenate([np.asarray(ids) for _, ids in tokens])]).astype(np.int64)

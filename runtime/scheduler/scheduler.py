@@ -449,7 +449,9 @@ class Scheduler:
     ) -> None:
         """Moves waiting sequences to running while there are tokens, seats and pages, or others give way."""
         budget = self._room(work, prompt_tokens)
-        if not self.waiting.lines or budget <= 0 or (self._full and parts is None):
+        if not self.waiting.lines or budget <= 0:
+            return
+        if self._full and (parts is None or not self._gives_a_seat()):
             return
         computing = [item.sequence for item in work if item.sequence.num_settled < item.sequence.num_prompt - 1]
         for sequence in self._order():
@@ -590,6 +592,13 @@ class Scheduler:
         less, more = (1, 1) if of_seats else (victim.length, newcomer.length)
         after = self._share(largest, used[largest] - less), self._share(tenant, used[tenant] + more)
         return victim if after[0] >= after[1] else None
+
+    def _gives_a_seat(self) -> bool:
+        """True if a running sequence is put back for one that waits: if not for the tenant that would have the smallest
+        share of the seats then, for none."""
+        seats = self._used(of_seats=True)
+        least = min(self.waiting.lines, key=lambda name: self._share(name, seats[name] + 1))
+        return self._over_share(next(iter(self.waiting.lines[least])), of_seats=True) is not None
 
     def _used(self, *, of_seats: bool) -> Counter[str]:
         """Seats, or tokens, that each tenant has."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from types import FrameType
 from typing import Any
@@ -187,6 +187,23 @@ def test_lone_continuation_bytes_are_returned_at_once():
     assert [detokenizer.push([0x80]) for _ in range(5)] == ["\ufffd"] * 5
 
 
+def count_lines(call: Callable[[], object]) -> int:
+    """Lines of Python that `call` runs."""
+    lines = 0
+
+    def count(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return count
+
+    sys.settrace(count)
+    try:
+        call()
+    finally:
+        sys.settrace(None)
+    return lines
+
+
 @pytest.mark.parametrize(
     ("token", "options"),
     [
@@ -202,25 +219,35 @@ def test_work_grows_with_the_text_and_no_faster(token, options):
 
     def work(num_tokens: int) -> tuple[int, int]:
         detokenizer = looking(**options)
-        lines = held = 0
+        held = 0
 
-        def count(frame: FrameType, event: str, _: object) -> Any:
-            nonlocal lines
-            lines += event == "line"
-            return count
-
-        sys.settrace(count)
-        try:
+        def push() -> None:
+            nonlocal held
             for _ in range(num_tokens):
                 detokenizer.push([token])
                 held = max(held, len(detokenizer._held))
-        finally:
-            sys.settrace(None)
-        return lines, held
+
+        return count_lines(push), held
 
     (lines, held), (lines_twice, held_twice) = work(6000), work(12000)
     assert lines_twice <= 2.1 * lines
     assert held_twice == held <= WINDOW + 1
+
+
+def test_long_stops_cost_what_the_text_takes_of_them():
+    stops = tuple(f"a{index:x}" + "b" * 1022 for index in range(16))
+    detokenizer = Detokenizer(TOKENIZER)
+
+    def begin() -> None:
+        nonlocal detokenizer
+        detokenizer = Detokenizer(TOKENIZER, stop=stops)
+
+    assert count_lines(begin) < 200
+    tokens = f"a3{'b' * 200}c".encode()
+    first, second = (count_lines(lambda: detokenizer.push(tokens)) for _ in range(2))
+    assert second < first < 100 * len(tokens)
+    detokenizer.push(stops[5].encode())
+    assert detokenizer.matched == stops[5]
 
 
 @pytest.mark.parametrize(
@@ -278,6 +305,7 @@ def test_the_automaton_knows_the_longest_beginning_and_the_longest_end(stops, te
     state = automaton.start
     for stop in range(1, len(text) + 1):
         state = automaton.advance(state, text[stop - 1])
+        assert automaton.advance(state, "d") is automaton.start
         seen = text[:stop]
         prefixes = [len(one[:n]) for one in stops for n in range(1, len(one) + 1) if seen.endswith(one[:n])]
         assert state.depth == max(prefixes, default=0)

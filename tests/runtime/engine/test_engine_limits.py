@@ -5,19 +5,26 @@ from __future__ import annotations
 import random
 import time
 import tracemalloc
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bough.constrain.spec import Choice
 from bough.runtime.client.llm import LLM
+from bough.runtime.engine.detokenizer import Detokenizer
 from bough.runtime.engine.engine import Engine
+from bough.runtime.engine.generation import Generation, PenalisedTokens, Terms
 from bough.runtime.protocol.config import EngineConfig
 from bough.runtime.protocol.errors import BoughError, RequestError
 from bough.runtime.protocol.program import Assign, Fork, Gen, Join, Program, Ref, Select, Text
+from bough.runtime.protocol.request import Request
 from bough.runtime.protocol.sampling_params import SamplingParams
+from bough.runtime.scheduler.scheduler import Sequence, Standing, Work
 
-from ...support.fakes import fake_engine
+from ...support.fakes import byte_tokenizer, fake_engine
 from ..listening import ENDLESS, Heard, assert_clean, drive, request
 from ..programs.oracle import Heard as ProgramHeard
 from ..programs.oracle import executor_of
@@ -243,3 +250,54 @@ def test_a_long_list_of_prompts_is_no_flood(monkeypatch: pytest.MonkeyPatch) -> 
     answers = llm.generate(["x"] * 5000, SamplingParams(max_tokens=1, temperature=0.0), use_tqdm=False)
     assert len({answer.outputs[0].text for answer in answers}) == 1
     llm.close()
+
+
+# Work in each step
+
+
+class Tokens(list[int]):
+    """Tokens that count how many of them are read, by slices and by iteration."""
+
+    num_read = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.num_read += len(self)
+        return super().__iter__()
+
+    def __getitem__(self, place):
+        found = super().__getitem__(place)
+        self.num_read += len(found) if isinstance(place, slice) else 1
+        return found
+
+
+def test_with_a_repetition_penalty_a_step_reads_the_new_tokens_alone() -> None:
+    sampling = SamplingParams(max_tokens=100, repetition_penalty=1.2)
+    tokens = Tokens(number % 200 for number in range(4000))
+    sequence = Sequence(id="r", tokens=tokens, num_prompt=len(tokens), standing=Standing(0))
+    asked, ends = Request(id="r", prompt=(1,), sampling=sampling), frozenset({257})
+    detokenizer = Detokenizer(byte_tokenizer())
+    generation = Generation(asked, sequence, detokenizer, Terms(100, 0, ends, ends), lambda _: None, 0.0)
+
+    def seen() -> list[int]:
+        stop = len(tokens)
+        (row,) = generation.rows(Work(sequence, stop - 1, stop, stop - 1, stop), None)
+        return sorted(row.seen)
+
+    assert seen() == [*range(200)]
+    tokens.num_read = 0
+    for number in range(190, 240):
+        tokens.append(number)
+        assert seen() == [*range(max(number + 1, 200))]
+    assert tokens.num_read <= 50
+
+
+@given(st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=9), max_size=8))
+def test_tokens_seen_are_those_of_a_set(parts: list[list[int]]) -> None:
+    penalised, tokens = PenalisedTokens(), []
+    for part in parts:
+        tokens += part
+        before = penalised.seen(tokens)
+        assert before.tolist() == sorted(set(tokens))
+        tokens.append(31)
+        penalised.seen(tokens)
+        assert before.tolist() == sorted(set(tokens[:-1]))  # a row in flight keeps what it was given

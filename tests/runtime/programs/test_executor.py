@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,6 +24,7 @@ from bough.runtime.protocol.program import (
     Text,
     Value,
 )
+from bough.runtime.protocol.request import Request
 from bough.runtime.protocol.sampling_params import SamplingParams
 
 from .oracle import EOS, Oracle, assert_all_free, drive, random_program
@@ -304,6 +306,25 @@ def test_samples(place: Place) -> None:
     assert single.values[0, "g"].text == value.text
     assert single.values[0, "g"].samples is None
     assert single.done.requests == 1
+
+
+def test_log_probabilities_are_asked_of_the_first_sample_alone(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int | None] = []
+    submit = place.engine.submit
+
+    def heard(request: Request, *args: Any, **options: Any) -> int:
+        asked.append(request.sampling.logprobs)
+        return submit(request, *args, **options)
+
+    sampling = SamplingParams(max_tokens=9, temperature=1.0, seed=3, n=4, logit_bias=BIAS)
+    plain = place.run([Text(0, ("x",)), Gen(0, "g", sampling)]).values[0, "g"]
+    monkeypatch.setattr(place.engine, "submit", heard)
+    told = msgspec.structs.replace(sampling, logprobs=2)
+    value = place.run([Text(0, ("x",)), Gen(0, "g", told)]).values[0, "g"]
+    assert asked == [2, None, None, None]
+    assert value.samples == plain.samples
+    one = msgspec.structs.replace(told, n=1)
+    assert value.logprobs == place.run([Text(0, ("x",)), Gen(0, "g", one)]).values[0, "g"].logprobs
 
 
 @pytest.mark.parametrize("n", [1, 3])

@@ -110,6 +110,14 @@ def test_draws_are_those_of_torch(sampler: NativeSampler, shape: str, size: int)
         check(sampler, logits, rows, masks_of(size, generator))
 
 
+def test_tokens_seen_may_come_in_any_order(sampler: NativeSampler) -> None:
+    logits = np.random.default_rng(0).normal(size=(1, 500)).astype(np.float32)
+    seen = random.Random(0).sample(range(500), 200)
+    params = SamplingParams(temperature=0.7, repetition_penalty=1.3, logprobs=20)
+    one, other = (sampler.sample(logits.copy(), [Row(params, seen=of)], None) for of in (seen, np.sort(seen)))
+    assert one == other
+
+
 @pytest.mark.parametrize("temperature", [0.1, 0.8, 1.0, 1.7])
 def test_weights_are_those_of_numpy(sampler: NativeSampler, temperature: float) -> None:
     """To 1 of 2^42: two tokens' running sum is asked for right below and above the first one's weight."""

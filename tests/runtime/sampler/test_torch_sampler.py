@@ -358,6 +358,14 @@ def test_frequency_and_presence_count_generated_tokens_only() -> None:
     assert sample(logits.clone(), [Row(penalties, counts={0: 3})], None).tokens == [1]
 
 
+def test_tokens_seen_may_come_in_any_order() -> None:
+    logits = torch.from_numpy(np.random.default_rng(0).normal(size=(1, 500)).astype(np.float32))
+    seen = random.Random(0).sample(range(500), 200)
+    params = SamplingParams(temperature=0.7, repetition_penalty=1.3, logprobs=20)
+    one, other = (sample(logits.clone(), [Row(params, seen=of)], None) for of in (seen, np.sort(seen)))
+    assert one == other
+
+
 def test_the_repetition_penalty_lowers_logits_of_either_sign() -> None:
     params = SamplingParams(temperature=0.0, repetition_penalty=2.0)
     assert sample(torch.tensor([[-1.0, -1.5]]), [Row(params, seen=(0,))], None).tokens == [1]

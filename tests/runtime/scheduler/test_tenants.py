@@ -209,6 +209,47 @@ def test_tenants_do_not_put_each_other_back_in_turn(
     assert simulation.scheduler.num_retractions == before
 
 
+@pytest.mark.parametrize("num_tenants", [2, 5])
+def test_while_no_seat_is_given_nobody_looks_for_cached_prefixes(
+    num_tenants: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulation = flooded(num_tenants, prompt=20, answer=300, max_num_seqs=10, max_batch_tokens=128)
+    for _ in range(20):
+        simulation.step()
+    assert len(simulation.scheduler.running) == 10 and len(simulation.scheduler.waiting) > 50
+    searches: list[int] = []
+    search = simulation.cache.cached_tokens
+
+    def counted(tokens: list[int], namespace: str = "") -> int:
+        searches.append(len(tokens))
+        return search(tokens, namespace)
+
+    monkeypatch.setattr(simulation.cache, "cached_tokens", counted)
+    for _ in range(50):
+        simulation.step()
+    assert not searches
+    simulation.add(sequence("quiet", [1, 2, 1], 10_000, namespace="quiet"), 3)
+    assert "quiet" in [work.sequence.id for work in simulation.step()]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_seat_is_given_exactly_if_one_of_the_waiting_gets_it(seed: int) -> None:
+    rng = random.Random(seed)
+    num_tenants = rng.randint(2, 5)
+    weights = {f"key{index}": rng.choice([1, 1, 2, 3, 7]) for index in range(num_tenants)}
+    limits = SchedulerLimits(max_num_seqs=rng.randint(1, 9), max_batch_tokens=64)
+    simulation = Simulation(num_pages=4096, limits=limits, weights=weights)
+    for index in range(120):
+        name = f"key{rng.randrange(num_tenants)}"
+        simulation.add(sequence(str(index), [1, 2, rng.randrange(3)], index, namespace=name), rng.randint(1, 30))
+        scheduler = simulation.scheduler
+        firsts = [next(iter(line)) for line in scheduler.waiting.lines.values()]
+        if scheduler.running:
+            gets = any(scheduler._over_share(first, of_seats=True) is not None for first in firsts)
+            assert scheduler._gives_a_seat() == gets
+        simulation.step()
+
+
 def test_pages_are_given_up_to_who_has_fewer() -> None:
     limits = SchedulerLimits(max_num_seqs=8, max_batch_tokens=256, hold_back=10_000)
     simulation = Simulation(num_pages=40, page_size=4, limits=limits, sharing=False)
