@@ -357,7 +357,7 @@ ATTACKS = (
     Attack("calls of a deployed program", LEFT | OK | FULL | BAD, post(
         f"{PROGRAMS}/echo", lambda n: {"text": "words " * 10_000})),
     Attack("states that are kept", OK | FULL, talk=keeps_states),
-    Attack("the state of another key", frozenset({400, 404}), talk=another_ones_program),
+    Attack("the state of another key", frozenset({400, 404, 409}), talk=another_ones_program),
     # HTTP
     Attack("readers of a byte at a time", OK | FULL, talk=slow_reader),
     Attack("half of a body", LEFT, talk=half_a_body),
