@@ -175,8 +175,10 @@ class EngineLoop:
             except Exception as error:  # noqa: BLE001  it goes to who asked
                 listen(RequestOutput(id=request.id, finish=Finish(reason="error", error=_refusal(error))))
 
-        aborted = RequestOutput(id=request.id, finish=Finish(reason="abort"))
-        self._submit(request.namespace, _Submission(("request", request.id), submit, partial(listen, aborted)))
+        def refuse() -> None:
+            listen(RequestOutput(id=request.id, finish=Finish(reason="abort")))
+
+        self._submit(request.namespace, _Submission(("request", request.id), submit, refuse))
 
     def start_program(
         self,

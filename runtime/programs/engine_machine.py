@@ -342,14 +342,17 @@ class GenCall:
         self._num_told = 0
 
     def requests(self, make: MakeRequest) -> Iterator[tuple[Request, bool]]:
-        seed = self._op.sampling.seed
+        seed, logprobs = self._op.sampling.seed, self._op.sampling.logprobs
         if seed is not None:
             seed = derive_again(seed, self._branch.origin.attempts, self._turn)
         prompt = tuple(self._content.tokens[:])
         for index in range(len(self._samples)):
-            one = msgspec.structs.replace(self._op.sampling, n=1, seed=None if seed is None else derive(seed, index))
-            if index:
-                one = msgspec.structs.replace(one, logprobs=None)
+            one = msgspec.structs.replace(
+                self._op.sampling,
+                n=1,
+                seed=None if seed is None else derive(seed, index),
+                logprobs=None if index else logprobs,
+            )
             yield make(prompt=prompt, sampling=one, grammar=self._op.grammar), True
 
     def take_back(self, num_tokens: int) -> None:
