@@ -43,3 +43,10 @@ class DeviceAttention(AttentionBackend, Protocol):
 
     def plan_decode(self, rows: DecodeRows) -> None:
         """Plans a step of one new token a row; nothing is read back, so that a graph can hold what follows."""
+
+    def plan_work(self, write_slot: torch.Tensor, work: PaddedWork[torch.Tensor]) -> None:
+        """Plans a pass of any shape, from tensors whose contents may change from one replay of a graph to the next.
+
+        write_slot    int32 or int64 [T]   where each token's key and value go; negative: nowhere
+        work          of rows of the backend's page table; tokens that it does not name are left undefined
+        """

@@ -22,6 +22,9 @@ from ..compile_case import CompileCase
 _UNROLL = 16
 """Partials read at once, a latency each time: more costs registers (4 each), fewer costs time in long lists."""
 
+_MAX_PROGRAMS = 256
+"""Programs for the lists of a head: more than run at once, and few enough to start where a graph has no lists today."""
+
 
 @triton.jit
 def _add_partials(
@@ -106,10 +109,9 @@ def _merge_lists_kernel(
     D_PAD: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    index = tl.program_id(0)
     head = tl.program_id(1)
     num_heads = tl.num_programs(1)
-    if index < tl.load(num_lists):
+    for index in range(tl.program_id(0), tl.load(num_lists), tl.num_programs(0)):
         row = tl.load(rows + index).to(tl.int64)
         start = tl.load(starts + index)
         count = tl.load(starts + index + 1) - start
@@ -164,7 +166,7 @@ def merge_lists(
     """
     _, num_heads, head_dim = out.shape
     if rows.shape[0]:
-        _merge_lists_kernel[(rows.shape[0], num_heads)](
+        _merge_lists_kernel[(min(rows.shape[0], _MAX_PROGRAMS), num_heads)](
             out, partial_out, partial_lse, rows, starts, partials, num_lists, **_constants(head_dim, out.is_cuda)
         )
 

@@ -15,13 +15,9 @@ from .interface import AttentionBatch, AttentionLayer, Int32, KVShape, Rotation
 from .merge import merge_lists
 from .plan.padded_work import PaddedWork
 from .plan.planner import WorkPlanner
-from .plan.work_list import FIXED_BLOCK_M, DeviceWork
+from .plan.work_list import FIXED_BLOCK_M, FIXED_SPLIT, DeviceWork
 from .rope_store import rope_store
 from .work import work_attention
-
-FIXED_SPLIT = 2048
-"""Tokens of a split in deterministic mode. Fewer would keep a GPU busier in short batches of long contexts, but a query
-of a prompt has a partial result for each split of what is before it."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +47,14 @@ class _Work:
     merge: _Merge | None
 
 
+@dataclass(frozen=True)
+class _PlannedWork:
+    """Arguments of `plan_work`."""
+
+    write_slot: torch.Tensor
+    work: PaddedWork[torch.Tensor]
+
+
 @dataclass
 class _Step:
     """One planned forward pass.
@@ -76,9 +80,9 @@ class TritonAttention:
     Its page table is `page_table`, int32 [max_num_seqs + 1, pages of max_model_len]; `set_pages` writes it. Batches
     without `table_row` bring one of their own.
 
-    A step is planned by `plan`, from host arrays, or by `plan_decode`, from tensors on the device. After the latter a
-    CUDA graph can capture the layers that follow, once the same step has run outside of it, and be replayed on other
-    contents of these tensors.
+    A step is planned by `plan`, from host arrays, or by `plan_decode` or `plan_work`, from tensors on the device. After
+    the latter a CUDA graph can capture the layers that follow, once the same step has run outside of it, and be
+    replayed on other contents of these tensors.
 
     deterministic   a row's result depends on its own query, keys and position alone, to the bit: not on the batch, on
                     how a prompt was cut into chunks, or on what was in the cache already
@@ -109,12 +113,12 @@ class TritonAttention:
             self.v_scale = torch.ones_like(self.k_scale)
         num_pages = -(-max_model_len // shape.page_size)
         self.page_table = torch.zeros(max_num_seqs + 1, num_pages, dtype=torch.int32, device=device)
-        self._planned: AttentionBatch | DecodeRows | None = None
+        self._planned: AttentionBatch | DecodeRows | _PlannedWork | None = None
         self._step: _Step | None = None  # of what is planned; the first layer makes it, which tells how many heads ask
         self._planner: WorkPlanner | None = None
         self._splits: dict[tuple[int, int | None], DecodeSplits] = {}
         self._partials: _Partials | None = None
-        self._kept_partials: dict[int, _Partials] = {}  # by number of rows; graphs hold their addresses
+        self._kept_partials: list[_Partials] = []  # graphs hold their addresses
 
     def set_pages(self, rows: Int32, columns: Int32, pages: Int32) -> None:
         """Writes page_table[rows[i], columns[i]] = pages[i] for every i; no place may come up twice."""
@@ -144,6 +148,10 @@ class TritonAttention:
         if self.deterministic and rows.work is not None:
             raise ValueError("rows share no work in deterministic mode: work must be None")
         self._planned, self._step = rows, None
+
+    def plan_work(self, write_slot: torch.Tensor, work: PaddedWork[torch.Tensor]) -> None:
+        """See DeviceAttention.plan_work."""
+        self._planned, self._step = _PlannedWork(write_slot, work), None
 
     def run(self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See HeadAttention.run."""
@@ -239,6 +247,9 @@ class TritonAttention:
                 case DecodeRows(table_row, context_len, write_slot, padded):
                     work = None if padded is None else self._padded_work(padded, context_len, q.shape[1])
                     self._step = _Step(write_slot, self.page_table, work, (table_row, context_len))
+                case _PlannedWork(write_slot, padded):
+                    work = self._padded_work(padded, padded.query_limit, q.shape[1])
+                    self._step = _Step(write_slot, self.page_table, work)
                 case AttentionBatch() as batch:
                     self._step = self._upload(batch, q.shape[1], q.dtype)
                 case None:
@@ -278,23 +289,28 @@ class TritonAttention:
         partials = self._partials_for(work.num_partials, num_heads)
         return _Step(write_slot, next(uploaded, self.page_table), _Work(on_device, partials, merge))
 
-    def _padded_work(self, padded: PaddedWork[torch.Tensor], context_len: torch.Tensor, num_heads: int) -> _Work:
+    def _padded_work(self, padded: PaddedWork[torch.Tensor], query_limit: torch.Tensor, num_heads: int) -> _Work:
         """Launches for all tile sizes, also those that have no items now: a graph may be replayed when they have."""
         launches = tuple(
-            (block_m, DeviceWork(launch.items, launch.num_items, padded.query_rows, context_len))
+            (block_m, DeviceWork(launch.items, launch.num_items, padded.query_rows, query_limit))
             for block_m, launch in padded.launches.items()
         )
         merge = _Merge(padded.merge_rows, padded.merge_start, padded.merge_partials, padded.num_merges)
-        size = len(padded.merge_partials)
-        if size not in self._kept_partials:
-            self._kept_partials[size] = self._new_partials(size, num_heads)
-        return _Work(launches, self._kept_partials[size], merge)
+        return _Work(launches, self._partials_to_keep(len(padded.merge_partials), num_heads), merge)
 
     def _partials_for(self, size: int, num_heads: int) -> _Partials:
         """Room for as many or more, that of the last batch if it suffices."""
         if self._partials is None or len(self._partials.lse) < size:
             self._partials = self._new_partials(size + size // 2, num_heads)
         return self._partials
+
+    def _partials_to_keep(self, size: int, num_heads: int) -> _Partials:
+        """Room that stays where it is, for as many or more: steps on one stream take turns in it."""
+        for kept in self._kept_partials:
+            if len(kept.lse) >= size:
+                return kept
+        self._kept_partials.append(self._new_partials(size, num_heads))
+        return self._kept_partials[-1]
 
     def _new_partials(self, size: int, num_heads: int) -> _Partials:
         out = torch.empty(size, num_heads, self.shape.head_dim, dtype=torch.float32, device=self.page_table.device)

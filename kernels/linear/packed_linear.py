@@ -153,7 +153,7 @@ def _linear(
             if ZEROS == 2:
                 total = tl.load(sums + (block * PER_BLOCK + inner) * sums_stride + t)[None, :]
                 acc += zero.to(tl.float32)[:, None] * total
-        words_at += M.to(tl.int64) * WORDS
+        words_at += tl.cast(M, tl.int64) * WORDS
     acc, complete = add_parts(
         acc, parts, arrived, T, tile, split, tl.num_programs(1), BLOCK_M=BLOCK_M, BLOCK_T=BLOCK_T, SPLIT=SPLIT
     )

@@ -13,6 +13,7 @@ import torch
 from ...constrain import GrammarCompiler
 from ...kernels.attention.interface import KVShape
 from ...kernels.attention.plan.planner import WorkPlanner
+from ...kernels.attention.plan.work_list import FIXED_SPLIT
 from ...kernels.attention.select import select_attention
 from ...kernels.decode_step.select import triton_drawing
 from ...kernels.native.library import load_library
@@ -29,7 +30,8 @@ from ..protocol.counters import ModelInfo
 from ..protocol.errors import ModelError, RequestError
 from ..runner.gpu_device import on_device
 from ..runner.gpu_grammars import DeviceGrammars
-from ..runner.gpu_graphs import CudaGraphs, Eager
+from ..runner.gpu_graphs import CudaGraphs, Eager, Replays
+from ..runner.gpu_mixed import MixedPasses
 from ..runner.gpu_runner import GpuPasses
 from ..runner.gpu_shared_reads import SharedReads
 from ..runner.host import hidden_gpu, num_threads
@@ -290,27 +292,25 @@ def _runner(
     if config.kv_cache_dtype == "fp8_e4m3":
         tokens = tokenizer.encode(TEXT)[: limits.max_batch_tokens]
         attention.set_scales(*kv_scales(loaded.model, tokens, loaded.dtype, device))
-    graphs = config.cuda_graphs and device.type == "cuda" and isinstance(loaded.model, Decoder)
+    planner = WorkPlanner(
+        shape,
+        loaded.model.num_heads,
+        loaded.dtype,
+        device,
+        fixed_split=FIXED_SPLIT if config.deterministic else None,
+    )
     drawing = triton_drawing(device, limits.max_num_seqs, loaded.config.vocab_size)
+    captures = config.cuda_graphs and device.type == "cuda" and isinstance(loaded.model, Decoder)
+    replays: Replays = CudaGraphs() if captures else Eager()
+    shares = config.enable_prefix_caching and not config.deterministic
     runner = GpuPasses(
-        loaded.model,
-        attention,
+        MixedPasses(loaded.model, attention, replays, planner if captures else None),
         drawing,
         grammars=DeviceGrammars(loaded.config.vocab_size, limits.max_num_seqs + 1, device, drawing.advance),
         max_steps=config.max_decode_steps if isinstance(loaded.model, Decoder) else 1,
         overlaps=config.overlap,
-        shared_reads=_shared_reads(config, loaded, shape, limits),
-        replays=CudaGraphs() if graphs else Eager(),
+        shared_reads=SharedReads(planner.tree, limits.max_num_seqs, shape.page_size, device) if shares else None,
     )
     if device.type == "cuda":
         runner.warm_up()
     return runner
-
-
-def _shared_reads(
-    config: EngineConfig, loaded: LoadedModel, shape: KVShape, limits: SchedulerLimits
-) -> SharedReads | None:
-    if config.deterministic or not config.enable_prefix_caching:
-        return None
-    planner = WorkPlanner(shape, loaded.model.num_heads, loaded.dtype, loaded.device)
-    return SharedReads(planner.tree, limits.max_num_seqs, shape.page_size, loaded.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
@@ -13,21 +13,21 @@ import numpy.typing as npt
 import torch
 
 from ...constrain.matchers.interface import TableMatcher
-from ...kernels.attention.decode_rows import DecodeRows, DeviceAttention
+from ...kernels.attention.decode_rows import DecodeRows
 from ...kernels.attention.interface import SharedPrefix
 from ...kernels.attention.plan.padded_work import PaddedWork
 from ...kernels.decode_step.inputs import DecodeInputs
 from ...kernels.decode_step.select import Drawing
 from ...kernels.sampling.reference import SampleRows, SampleTables
 from ...kernels.staging import Download, upload
-from ..models.model import Model
 from ..protocol.sampling_params import SamplingParams
 from ..sampler.rows import Draws, Masks, Row
 from ..sampler.torch_sampler import draw_rows, to_draws
 from ..scheduler.scheduler import Plan, Work
 from .gpu_device import on_device
 from .gpu_grammars import DeviceGrammars
-from .gpu_graphs import Replays, graph_sizes
+from .gpu_graphs import graph_sizes
+from .gpu_mixed import MixedPasses
 from .gpu_shared_reads import SharedReads, arrange
 from .gpu_slots import DeviceState, Slot, SlotTable, page_changes
 from .runner import DrawSpec, Pass, build_batch
@@ -69,34 +69,32 @@ class GpuPasses:
     """`PassRunner` over a model on a GPU.
 
     shared_reads   None: each row of a decode step reads all of its context by itself
+    mixed          the model, and its passes of any shape
 
-    A pass of any shape runs eagerly: a prompt's chunks keep the device busy for longer than their launches take. A
-    step in which each sequence computes one token, and the device can draw it, is a graph: one launch.
+    A step in which each sequence computes one token, and the device can draw it, is a graph: one launch.
     """
 
     def __init__(
         self,
-        model: Model,
-        attention: DeviceAttention,
+        mixed: MixedPasses,
         drawing: Drawing,
         *,
         grammars: DeviceGrammars,
         max_steps: int,
         overlaps: bool,
         shared_reads: SharedReads | None,
-        replays: Replays,
     ) -> None:
         self.overlaps = overlaps
         self.exact = False
         self.trees = False  # siblings would share pages of several tokens
         self.max_steps = max_steps
-        self._model = model
-        self._attention = attention
+        self._mixed = mixed
+        self._model, self._attention, self._replays = mixed.model, mixed.attention, mixed.replays
         self._drawing = drawing
-        self.device = device = attention.page_table.device
-        max_num_seqs = len(attention.page_table) - 1
-        self._replays = replays
+        self.device = device = self._attention.page_table.device
+        max_num_seqs = len(self._attention.page_table) - 1
         self._shared_reads = shared_reads
+        self._warm_ups: list[Callable[[], object]] = []
         self._sizes = graph_sizes(max_num_seqs)
         self._slots = SlotTable(max_num_seqs)
         self._state = DeviceState(max_num_seqs + 1, device)
@@ -105,20 +103,51 @@ class GpuPasses:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Runs what decode steps are made of, on a padding row: the first requests need not wait for compilers."""
+        """Runs every pass that has a graph, on padding rows: kernels are compiled, and common graphs captured.
+
+        The rest of the graphs are left to `prepare`.
+        """
         with on_device(self.device):
-            for filters, tables in itertools.product((False, True), repeat=2):
-                step = functools.partial(self._decode, 1, None, filters, tables)
-                self._replays.run(("draw", 1, filters, tables, True), step)
-            logits = self._replays.run(("logits", 1, True), lambda: self._score(1, None))
+            for step in self._mixed.warm_ups():
+                step()
+            kinds = self._decode_kinds()
+            for size in reversed(self._sizes):
+                kinds[0](size)
+            for kind in kinds[1:]:
+                kind(self._sizes[-1])
+            self._warm_ups = [
+                functools.partial(kind, size) for kind in reversed(kinds[1:]) for size in self._sizes[:-1]
+            ]
+            logits = self._logits_step(1, None)
             masks = np.full((1, -(-logits.shape[1] // 32)), -1, np.int32)
             for params in (SamplingParams(temperature=0.0), SamplingParams(top_p=0.9)):
                 for masked in (None, 0):
                     row = Row(params, masked=masked)
                     self.draw(logits.clone(), [row], None if masked is None else masks)
 
+    @torch.inference_mode()
     def prepare(self) -> bool:
-        return False
+        if not self._warm_ups:
+            return False
+        with on_device(self.device):
+            self._warm_ups.pop()()
+        return bool(self._warm_ups)
+
+    def _decode_kinds(self) -> list[Callable[[int], object]]:
+        """Decode steps of each kind, by their number of rows, on padding rows; the most common first."""
+
+        def drawn(filters: bool, tables: bool, shared: PaddedWork[torch.Tensor] | None, size: int) -> object:
+            self._tensors.seat([0] * size)
+            return self._draw_step(size, shared, filters, tables)
+
+        def scored(shared: PaddedWork[torch.Tensor] | None, size: int) -> object:
+            self._tensors.seat([0] * size)
+            return self._logits_step(size, shared)
+
+        reads = [None] if self._shared_reads is None else [None, self._shared_reads.nothing()]
+        options = itertools.product((False, True), (False, True), reads)  # tables, filters, shared
+        draws = [functools.partial(drawn, filters, tables, shared) for tables, filters, shared in options]
+        return [*draws, *(functools.partial(scored, shared) for shared in reads)]
 
     def draws(self, spec: DrawSpec, work: Work) -> bool:
         params = spec.params
@@ -153,19 +182,27 @@ class GpuPasses:
         size = next(size for size in self._sizes if size >= len(slots))
         self._tensors.seat([slot.index for slot in slots] + [0] * (size - len(slots)))
         if specs is None:
-            logits = self._replays.run(("logits", size, shared is None), lambda: self._score(size, shared))
+            logits = self._logits_step(size, shared)
             return GpuPass(self, plan, slots, iter([logits[: len(slots)]]))
         filters = any(spec.params.cuts for spec in specs)
         tables = any(spec.matcher is not None for spec in specs)
         drawn = []
         for _ in plans:
-            key = ("draw", size, filters, tables, shared is None)
-            tokens = self._replays.run(key, lambda: self._decode(size, shared, filters, tables))
+            tokens = self._draw_step(size, shared, filters, tables)
             drawn.append(tokens[: len(slots)] if len(plans) == 1 else tokens[: len(slots)].clone())
         for slot in slots:
             slot.position += len(plans)
         self._grammars.launched()
         return DrawnPass(Download(drawn), self.device)
+
+    def _draw_step(
+        self, size: int, shared: PaddedWork[torch.Tensor] | None, filters: bool, tables: bool
+    ) -> torch.Tensor:
+        key = ("draw", size, filters, tables, shared is None)
+        return self._replays.run(key, lambda: self._decode(size, shared, filters, tables))
+
+    def _logits_step(self, size: int, shared: PaddedWork[torch.Tensor] | None) -> torch.Tensor:
+        return self._replays.run(("logits", size, shared is None), lambda: self._score(size, shared))
 
     def _in_parts(self, hidden: torch.Tensor) -> Iterator[torch.Tensor]:
         """Logits of rows [R, hidden_size], as many at a time as sequences may run: memory for these was kept free."""
@@ -182,19 +219,18 @@ class GpuPasses:
         works = [plan.work[index] for index in order]
         indices = np.array([slots[index].index for index in order], np.int32)
         batch = build_batch(Plan(works, [], []), self._attention.shape.page_size, indices, shared)
-        self._attention.plan(batch.attention)
-        tokens, positions, logit_rows, fed, fed_slots = upload(
+        logit_rows, fed, fed_slots = upload(
             self.device,
-            batch.tokens,
-            batch.positions,
             _in_plan_order(batch.logit_rows, works, order),
             batch.fed,
             indices[batch.fed_rows].astype(np.int64),
         )
-        if len(batch.fed):
-            tokens.index_copy_(0, fed, self._state.last_token.index_select(0, fed_slots))
-        hidden = self._model.forward(tokens, positions, self._attention)
-        return hidden.index_select(0, logit_rows)
+
+        def feed(tokens: torch.Tensor) -> None:
+            if len(batch.fed):
+                tokens.index_copy_(0, fed, self._state.last_token.index_select(0, fed_slots))
+
+        return self._mixed.forward(batch, feed).index_select(0, logit_rows)
 
     def _prepare(self, plan: Plan, slots: list[Slot], specs: Sequence[DrawSpec] | None) -> None:
         """Sends what the device does not know yet of the sequences that it is to go on with."""

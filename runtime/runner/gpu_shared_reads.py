@@ -54,6 +54,10 @@ class SharedReads:
         self._planned_at = 0
         self._work: PaddedWork[torch.Tensor] | None = None
 
+    def nothing(self) -> PaddedWork[torch.Tensor]:
+        """Work where plans are kept, before there is one: rows that warm a decode step up have no keys."""
+        return self._capacity.views(self._buffer)
+
     def update(self, works: AbstractSequence[Work], slots: AbstractSequence[Slot]) -> PaddedWork[torch.Tensor] | None:
         """Plans the rows' attention, in tensors that stay where they are; None: nothing worth it is shared."""
         rows = [slot.index for slot in slots]

@@ -9,9 +9,10 @@ import torch
 
 from ...processor import num_processors
 from ..interface import AttentionBatch, Int32, KVShape
+from .padded_work import WorkCapacity
 from .tree_cost import H200, HeadShape
 from .tree_plan import TreePlanner
-from .work_list import PROGRAMS_PER_PROCESSOR, WorkList, largest_block_m, plan_extend
+from .work_list import FIXED_BLOCK_M, MAX_TURNS, PROGRAMS_PER_PROCESSOR, WorkList, largest_block_m, plan_extend
 
 
 class WorkPlanner:
@@ -67,3 +68,13 @@ class WorkPlanner:
             max_block_m=self._max_block_m,
             fixed_split=self._fixed_split,
         )
+
+    def capacity(self, num_queries: int) -> WorkCapacity:
+        """Returns a capacity for the work of batches of so many queries; lists of many partial results may not fit."""
+        sizes = (FIXED_BLOCK_M,) if self._fixed_split is not None else tuple(sorted(self.num_programs, reverse=True))
+        num_splits = {
+            size: -(-MAX_TURNS * self._num_processors * PROGRAMS_PER_PROCESSOR[size] // self._shape.num_kv_heads)
+            for size in sizes
+        }
+        num_partials = max(min(num_queries, size // self._group) * count for size, count in num_splits.items())
+        return WorkCapacity(sizes, num_queries, num_queries + max(num_splits.values()), num_queries + num_partials)

@@ -31,6 +31,10 @@ PROGRAMS_PER_PROCESSOR: Mapping[int, int] = {16: 3, 64: 2, 128: 1}
 FIXED_BLOCK_M = 64
 """Rows of every tile where results may not depend on what else is computed: fair to prompts and to single tokens."""
 
+FIXED_SPLIT = 2048
+"""Tokens of a split there. Fewer would keep a GPU busier in short batches of long contexts, but a query of a prompt has
+a partial result for each split of what is before it."""
+
 SPLIT_ALIGNMENT = 128
 """Tokens: where keys are split, it is at multiples of this, and of the page size."""
 
@@ -45,6 +49,9 @@ _MERGE_COST = {16: 64, 64: 96, 128: 256}
 
 _SPLIT_STEPS = (1, 2, 4)
 """Splits are tried that are to keep all programs busy for so many turns."""
+
+MAX_TURNS = _SPLIT_STEPS[-1]
+"""Splits of a launch's tiles are no more than all programs take in so many turns."""
 
 _GOOD_ENOUGH = 1.1
 """Load, in even shares of all keys: with no more in the busiest program, a better split is not worth looking for."""

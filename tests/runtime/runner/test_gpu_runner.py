@@ -16,6 +16,7 @@ from bough.constrain import GrammarCompiler
 from bough.constrain.spec import JsonSchema
 from bough.kernels.attention.decode_rows import DecodeRows
 from bough.kernels.attention.interface import AttentionBatch, KVShape
+from bough.kernels.attention.plan.padded_work import PaddedWork
 from bough.kernels.attention.torch_backend import TorchAttention
 from bough.runtime.engine.engine import Engine
 from bough.runtime.models.decoder import Decoder
@@ -25,6 +26,7 @@ from bough.runtime.protocol.request import Request, RequestOutput
 from bough.runtime.protocol.sampling_params import SamplingParams
 from bough.runtime.runner.gpu_grammars import DeviceGrammars
 from bough.runtime.runner.gpu_graphs import Eager, graph_sizes
+from bough.runtime.runner.gpu_mixed import MixedPasses
 from bough.runtime.runner.gpu_runner import GpuPasses
 from bough.runtime.runner.gpu_slots import SlotTable, page_changes
 from bough.runtime.runner.runner import DirectPasses
@@ -60,6 +62,9 @@ class PagedTorchAttention(TorchAttention):
         table = self.page_table.numpy()[batch.table_row]
         super().plan(AttentionBatch(batch.query_start, batch.context_len, table, batch.write_slot))
 
+    def plan_work(self, write_slot: torch.Tensor, work: PaddedWork[torch.Tensor]) -> None:
+        raise AssertionError("no pass of any shape is a graph here")
+
     def plan_decode(self, rows: DecodeRows) -> None:
         starts = np.arange(len(rows.table_row) + 1, dtype=np.int32)
         table = self.page_table.numpy()[rows.table_row.numpy()]
@@ -91,14 +96,12 @@ def make_engine(
     if gpu:
         attention = PagedTorchAttention(shape, SEQUENCES + 1, 512 // PAGE)
         runner = GpuPasses(
-            model,
-            attention,
+            MixedPasses(model, attention, Eager()),
             torch_drawing(),
             grammars=DeviceGrammars(258, SEQUENCES + 1, torch.device("cpu"), advance, mask_bytes=mask_bytes),
             max_steps=max_steps,
             overlaps=overlaps,
             shared_reads=None,
-            replays=Eager(),
         )
     else:
         runner = DirectPasses(ModelRunner(model, TorchAttention(shape), "cpu"), PAGE, host_sampler())
