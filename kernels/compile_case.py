@@ -16,6 +16,8 @@ class CompileCase:
     aligned      arguments known to be divisible by 16 (pointers of torch tensors are, so are strides of whole heads)
     fusion       whether products and sums may become fused multiply-adds
     max_registers  the launch's limit for a thread, if it has one
+    roomy        launched only where a program may have 160 KiB of shared memory (`processor.is_roomy`), or only where
+                 it may not; None: everywhere
     """
 
     name: str
@@ -27,3 +29,4 @@ class CompileCase:
     aligned: tuple[str, ...] = ()
     fusion: bool = True
     max_registers: int | None = None
+    roomy: bool | None = None

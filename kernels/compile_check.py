@@ -33,6 +33,8 @@ from .compile_case import CompileCase
 SHARED_LIMIT = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
 """KiB of shared memory that one thread block may have, by compute capability."""
 
+_ROOMY = 160
+
 TARGETS = (80, 90)
 _TARGET_NAME = re.compile(r"\bsm(\d+)$")
 _COUNTED = {
@@ -103,9 +105,11 @@ def cases_of(module: str) -> list[CompileCase]:
 
 
 def applies(case: CompileCase, target: int) -> bool:
-    """Tells whether `case` is launched on `target`: a name that ends in sm90 or sm80 belongs to that one alone."""
+    """Tells whether `case` is launched on `target`: a name that ends in sm90 or sm80 belongs to that one alone, some
+    cases belong to GPUs with much or with little shared memory."""
     named = _TARGET_NAME.search(case.name)
-    return named is None or int(named[1]) == target
+    fits = case.roomy is None or case.roomy == (SHARED_LIMIT[target] >= _ROOMY)
+    return fits and (named is None or int(named[1]) == target)
 
 
 def compile_case(case: CompileCase, target: int) -> Any:

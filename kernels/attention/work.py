@@ -13,6 +13,7 @@ Online softmax over tiles: Dao 2023, FlashAttention-2 (arXiv 2307.08691). Paged 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import torch
@@ -20,7 +21,7 @@ import triton
 import triton.language as tl
 
 from ..compile_case import CompileCase
-from ..processor import num_processors
+from ..processor import is_roomy, num_processors
 from .inner_loop import LOG2_E, KeyTile, as_factors, attend_pages
 from .plan.work_list import PROGRAMS_PER_PROCESSOR, DeviceWork
 
@@ -170,9 +171,14 @@ others (`PROGRAMS_PER_PROCESSOR`), which keep 96 KiB of reads in flight together
 heads of 256 in 8 bits, which would spill."""
 
 
-def _choose_tile(block_m: int, d_pad: int, itemsize: int) -> KeyTile:
+_TIGHT_TILES = {(128, 2, 128): KeyTile(32, 3, 8), (64, 2, 256): KeyTile(32, 2, 8)}
+"""In place of those that need more than 99 KiB of shared memory, on GPUs whose programs may have no more."""
+
+
+def _choose_tile(block_m: int, d_pad: int, itemsize: int, *, roomy: bool = True) -> KeyTile:
     """Raises ValueError where there is none."""
-    tile = _TILES.get((block_m, itemsize, max(64, d_pad)))
+    key = block_m, itemsize, max(64, d_pad)
+    tile = _TILES.get(key) if roomy else _TIGHT_TILES.get(key, _TILES.get(key))
     if tile is None:
         raise ValueError(f"no tile of {block_m} rows for heads of {d_pad} elements, {itemsize} bytes each in the cache")
     return tile
@@ -219,7 +225,8 @@ def work_attention(
     """
     num_heads, head_dim = q.shape[1:]
     num_kv_heads = keys.shape[1]
-    tile = _choose_tile(block_m, max(16, triton.next_power_of_2(head_dim)), keys.element_size())
+    d_pad = max(16, triton.next_power_of_2(head_dim))
+    tile = _choose_tile(block_m, d_pad, keys.element_size(), roomy=is_roomy(q.device))
     if num_programs is None:
         num_programs = num_processors(q.device) * PROGRAMS_PER_PROCESSOR[block_m]
     grid = min(num_programs, work.items.shape[0] * num_kv_heads)
@@ -271,16 +278,23 @@ def _constants(
 def compile_cases() -> list[CompileCase]:
     """Every tile of bfloat16 caches, the common ones of the other dtypes, and what masks the most."""
     sizes = {64: 64, 80: 128, 128: 128, 256: 256}
-    every = product((16, 64, 128), (64, 128, 256))
+    every = [each for each in product((16, 64, 128), (64, 128, 256)) if each != (128, 256)]  # see largest_block_m
     chosen = [(block_m, head_dim, "bf16", "bf16", False) for block_m, head_dim in every]
     chosen += [(128, 80, "fp16", "fp16", True), (64, 128, "fp32", "fp32", False)]
     chosen += [(block_m, 128, "bf16", "fp8e4nv", False) for block_m in (16, 64, 128)]
     chosen += [(16, 256, "bf16", "fp8e4nv", False)]
     itemsize = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8e4nv": 1}
-    return [
-        _compile_case(block_m, head_dim, dtype, cache, masks, _choose_tile(block_m, sizes[head_dim], itemsize[cache]))
-        for block_m, head_dim, dtype, cache, masks in chosen
-    ]
+    cases = []
+    for block_m, head_dim, dtype, cache, masks in chosen:
+        key = block_m, sizes[head_dim], itemsize[cache]
+        tile, tight = _choose_tile(*key), _choose_tile(*key, roomy=False)
+        case = _compile_case(block_m, head_dim, dtype, cache, masks, tile)
+        if tile == tight:
+            cases.append(case)
+        else:
+            small = _compile_case(block_m, head_dim, dtype, cache, masks, tight)
+            cases += [replace(case, roomy=True), replace(small, name=f"{small.name} tight", roomy=False)]
+    return cases
 
 
 def _compile_case(block_m: int, head_dim: int, dtype: str, cache: str, masks: bool, tile: KeyTile) -> CompileCase:

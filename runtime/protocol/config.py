@@ -68,7 +68,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                             the Llama family if dtype is "auto", too: it rounds activations to 8 bits. For all other
                             models, or if the library was not built, torch
     overlap                 launch a pass before the previous one is read (GPU)
-    cuda_graphs             replay decode steps as graphs (GPU)
+    cuda_graphs             replay decode steps, and passes of up to 2,048 tokens, as graphs (GPU)
     max_decode_steps        maximum decode steps in one launch, when the device samples by itself (GPU)
     deterministic           answers do not depend on batch, cache or chunking, to the bit, at some cost (GPU; on a CPU
                             they never do, with "native" and in float32)

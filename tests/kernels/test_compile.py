@@ -161,6 +161,8 @@ def test_a_case_belongs_to_the_target_it_is_named_for() -> None:
     from bough.kernels.compile_check import applies
 
     assert [applies(case(name=name), 90) for name in ("a", "a sm90", "a sm80", "sm80 a")] == [True, True, False, True]
+    assert [applies(case(roomy=roomy), 90) for roomy in (None, True, False)] == [True, True, False]
+    assert [applies(case(roomy=roomy), 89) for roomy in (None, True, False)] == [True, False, True]
 
 
 def test_faults_and_their_table() -> None:
