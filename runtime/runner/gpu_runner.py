@@ -23,7 +23,7 @@ from ...kernels.staging import Download, upload
 from ..models.model import Model
 from ..protocol.sampling_params import SamplingParams
 from ..sampler.rows import Draws, Masks, Row
-from ..sampler.torch_sampler import draw_rows, to_draws
+from ..sampler.torch_sampler import Scores, draw_rows, to_draws
 from ..scheduler.scheduler import Plan, Work
 from .gpu_device import on_device
 from .gpu_grammars import DeviceGrammars
@@ -258,7 +258,7 @@ class GpuPasses:
         self._drawing.end(rows, drawn, state.last_token, state.position)
         return drawn
 
-    def draw(self, logits: torch.Tensor, rows: Sequence[Row], masks: Masks | None) -> tuple[torch.Tensor, Draws | None]:
+    def draw(self, logits: torch.Tensor, rows: Sequence[Row], masks: Masks | None) -> tuple[torch.Tensor, Scores | None]:
         """See torch_sampler.draw_rows."""
         return draw_rows(self._drawing.draw, logits, rows, masks, self._tensors.off.select(slice(0, len(rows))))
 
@@ -304,7 +304,7 @@ class GpuPass:
 
     def __init__(self, runner: GpuPasses, plan: Plan, slots: list[Slot], logits: Iterator[torch.Tensor]) -> None:
         self._runner, self._plan, self._slots, self._logits = runner, plan, slots, logits
-        self._draws = Draws([], [], [])
+        self._scores: list[tuple[int, Scores]] = []  # with the first row of each part
         self._download: Download | None = None
 
     @torch.inference_mode()
@@ -312,25 +312,29 @@ class GpuPass:
         if not rows:
             return
         with on_device(self._runner.device):
-            parts, drawn, start = [], [], 0
+            parts, start = [], 0
             for logits in self._logits:
-                tokens, draws = self._runner.draw(logits, rows[start : start + len(logits)], masks)
+                tokens, scores = self._runner.draw(logits, rows[start : start + len(logits)], masks)
                 parts.append(tokens)
-                drawn.append(draws)
+                if scores is not None:
+                    self._scores.append((start, scores))
                 start += len(logits)
             tokens = torch.cat(parts)
             self._runner.keep(self._plan, self._slots, tokens, rows)
-            if all(draws is None for draws in drawn):
-                self._download = Download([tokens])
-            else:
-                pairs = zip(drawn, parts, strict=True)
-                self._draws = _join([draws or to_draws(part.tolist()) for draws, part in pairs])
+            values = [torch.cat([scores.values for _, scores in self._scores])] if self._scores else []
+            self._download = Download([tokens, *values])
 
     def read(self) -> list[Draws]:
-        if self._download is not None:
-            with on_device(self._runner.device):
-                self._draws = to_draws(self._download.wait()[0].tolist())
-        return [self._draws]
+        if self._download is None:
+            return [Draws([], [], [])]
+        with on_device(self._runner.device):
+            tokens, *values = self._download.wait()
+        draws = to_draws(tokens.tolist())
+        if values:
+            ends = np.cumsum([len(scores.values) for _, scores in self._scores])
+            for (start, scores), own in zip(self._scores, np.split(values[0], ends[:-1]), strict=True):
+                scores.fill(draws, start, own)
+        return [draws]
 
     def done(self) -> bool:
         return self._download is None or self._download.done()
@@ -352,15 +356,6 @@ class DrawnPass:
 
     def done(self) -> bool:
         return self._download.done()
-
-
-def _join(parts: Sequence[Draws]) -> Draws:
-    """The draws of all rows, part after part."""
-    return Draws(
-        [token for part in parts for token in part.tokens],
-        [logprob for part in parts for logprob in part.logprobs],
-        [poisoned for part in parts for poisoned in part.poisoned],
-    )
 
 
 def _in_plan_order(
