@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -25,12 +25,36 @@ from ..protocol.sampling_params import SamplingParams
 from ..sampler.rows import Draws, Masks, Row
 from ..sampler.torch_sampler import Scores, draw_rows, to_draws
 from ..scheduler.scheduler import Plan, Work
+from .gpu_adjustments import DeviceAdjustments
 from .gpu_device import on_device
 from .gpu_grammars import DeviceGrammars
 from .gpu_graphs import Replays, graph_sizes
+from .gpu_scores import DeviceScores, asking, fill
 from .gpu_shared_reads import SharedReads, arrange
 from .gpu_slots import DeviceState, Slot, SlotTable, page_changes
 from .runner import DrawSpec, Pass, build_batch
+
+
+@dataclass(frozen=True, slots=True)
+class _StepKind:
+    """What draws of a decode step are made of: a graph for each.
+
+    filters    there may be rows with top-k, top-p or min-p
+    tables     rows that are constrained by a table
+    adjusted   rows with penalties or a bias; `tables` then, too
+    scored     rows of which log-probabilities are computed
+    """
+
+    filters: bool
+    tables: bool
+    adjusted: bool
+    scored: int
+
+    @classmethod
+    def of(cls, specs: Sequence[DrawSpec], scored: int) -> _StepKind:
+        adjusted = any(spec.adjusts for spec in specs)
+        tables = adjusted or any(spec.matcher is not None for spec in specs)
+        return cls(any(spec.params.cuts for spec in specs), tables, adjusted, scored)
 
 
 class _DecodeTensors:
@@ -102,14 +126,17 @@ class GpuPasses:
         self._state = DeviceState(max_num_seqs + 1, device)
         self._tensors = _DecodeTensors(max_num_seqs, device)
         self._grammars = grammars
+        self._adjustments = DeviceAdjustments(max_num_seqs + 1, grammars.pool.vocab_size, device)
+        self._scores = DeviceScores(max_num_seqs, grammars.pool.vocab_size, device)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Runs what decode steps are made of, on a padding row: the first requests need not wait for compilers."""
         with on_device(self.device):
-            for filters, tables in itertools.product((False, True), repeat=2):
-                step = functools.partial(self._decode, 1, None, filters, tables)
-                self._replays.run(("draw", 1, filters, tables, True), step)
+            flags = itertools.product((False, True), ((False, False), (True, False), (True, True)))
+            kinds = [_StepKind(filters, tables, adjusted, 0) for filters, (tables, adjusted) in flags]
+            for kind in (*kinds, _StepKind(False, True, True, 1)):
+                self._replays.run(("draw", 1, kind, True), functools.partial(self._decode, 1, None, kind))
             logits = self._replays.run(("logits", 1, True), lambda: self._score(1, None))
             masks = np.full((1, -(-logits.shape[1] // 32)), -1, np.int32)
             for params in (SamplingParams(temperature=0.0), SamplingParams(top_p=0.9)):
@@ -121,9 +148,8 @@ class GpuPasses:
         return False
 
     def draws(self, spec: DrawSpec, work: Work) -> bool:
-        params = spec.params
-        penalties = params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0
-        if params.logprobs is not None or params.logit_bias or penalties:
+        slot = self._slots.find(work.sequence)
+        if spec.adjusts and not self._adjustments.could_hold(spec, slot):
             return False
         if spec.matcher is None:
             return True
@@ -131,7 +157,6 @@ class GpuPasses:
         if place is None:
             return False
         # The state is known here, or to the device, which has followed the tokens that nobody has read.
-        slot = self._slots.find(work.sequence)
         return work.start < len(work.sequence.tokens) or (slot is not None and slot.place is place)
 
     @torch.inference_mode()
@@ -155,17 +180,24 @@ class GpuPasses:
         if specs is None:
             logits = self._replays.run(("logits", size, shared is None), lambda: self._score(size, shared))
             return GpuPass(self, plan, slots, iter([logits[: len(slots)]]))
-        filters = any(spec.params.cuts for spec in specs)
-        tables = any(spec.matcher is not None for spec in specs)
-        drawn = []
+        asked = asking(specs)
+        kind = _StepKind.of(specs, self._scores.seat(asked, size))
+        penalised = [index for index, spec in enumerate(specs) if spec.penalised]
+        if penalised:
+            works = [plan.work[index] for index in penalised]
+            self._adjustments.count([slots[i] for i in penalised], works, self._state.last_token, len(plans))
+        drawn, scores = [], []
         for _ in plans:
-            key = ("draw", size, filters, tables, shared is None)
-            tokens = self._replays.run(key, lambda: self._decode(size, shared, filters, tables))
-            drawn.append(tokens[: len(slots)] if len(plans) == 1 else tokens[: len(slots)].clone())
+            key = ("draw", size, kind, shared is None)
+            tokens = self._replays.run(key, lambda: self._decode(size, shared, kind))[: len(slots)]
+            values = self._scores.values[: len(asked)]
+            drawn.append(tokens if len(plans) == 1 else tokens.clone())
+            if asked:
+                scores.append(values if len(plans) == 1 else values.clone())
         for slot in slots:
             slot.position += len(plans)
         self._grammars.launched()
-        return DrawnPass(Download(drawn), self.device)
+        return DrawnPass(Download(drawn + scores), specs, self.device)
 
     def _in_parts(self, hidden: torch.Tensor) -> Iterator[torch.Tensor]:
         """Logits of rows [R, hidden_size], as many at a time as sequences may run: memory for these was kept free."""
@@ -203,8 +235,7 @@ class GpuPasses:
             if slot.position != work.start or slot.epoch != work.epoch:
                 stale.append((slot, work))
                 slot.position, slot.epoch = work.start, work.epoch
-        if any(spec.matcher is not None for spec in specs or ()):
-            assert specs is not None
+        if specs is not None and any(spec.matcher is not None or spec.adjusts for spec in specs):
             self._prepare_grammars(slots, specs, {slot for slot, _ in stale})
         if stale:
             tokens = [work.sequence.tokens[work.start] for _, work in stale]
@@ -214,6 +245,7 @@ class GpuPasses:
             slot.spec = spec
         if news:
             self._state.put_specs([slot for slot, _ in news], [spec for _, spec in news])
+            self._adjustments.put([slot for slot, _ in news], [spec for _, spec in news])
 
     def _prepare_grammars(self, slots: list[Slot], specs: Sequence[DrawSpec], stale: AbstractSet[Slot]) -> None:
         """Sends tables and states of the sequences that come, or whose course was changed."""
@@ -239,26 +271,31 @@ class GpuPasses:
         """Logits of one more token of each of the first `size` rows; `keep` moves the rows on."""
         return self._tensors.logits(self._model.logits(self._hidden(size, shared), keep_dtype=True))
 
-    def _decode(self, size: int, shared: PaddedWork[torch.Tensor] | None, filters: bool, tables: bool) -> torch.Tensor:
-        """One token of each of the first `size` rows, drawn and kept for the next step.
-
-        With `tables` there may be rows that are constrained by one.
-        """
+    def _decode(self, size: int, shared: PaddedWork[torch.Tensor] | None, kind: _StepKind) -> torch.Tensor:
+        """One token of each of the first `size` rows, drawn and kept for the next step."""
         rows, inputs, state = self._tensors.rows[:size], self._tensors.inputs.first(size), self._state
         drawn = self._tensors.drawn[:size]
         logits = self._model.logits(self._hidden(size, shared), keep_dtype=True)
         sample_rows = state.sample_rows(rows, inputs.draw_positions, self._tensors.off.select(slice(0, size)))
         found = SampleTables()
-        if tables:
+        if kind.adjusted:
+            sample_rows = replace(sample_rows, **self._adjustments.sample_rows(rows))
+            found = self._adjustments.tables
+        if kind.tables:
             sample_rows = replace(sample_rows, mask_row=self._grammars.mask_rows(rows))
-            found = SampleTables(mask=self._grammars.pool.mask)
-        self._drawing.draw(logits, sample_rows, found, drawn, filters=filters)
-        if tables:
+            found = replace(found, mask=self._grammars.pool.mask)
+        lines = self._scores.begin(kind.scored, logits, sample_rows, found) if kind.scored else None
+        self._drawing.draw(logits, sample_rows, found, drawn, filters=kind.filters)
+        if lines is not None:
+            self._scores.end(lines, drawn)
+        if kind.tables:
             self._grammars.advance(rows, drawn)
         self._drawing.end(rows, drawn, state.last_token, state.position)
         return drawn
 
-    def draw(self, logits: torch.Tensor, rows: Sequence[Row], masks: Masks | None) -> tuple[torch.Tensor, Scores | None]:
+    def draw(
+        self, logits: torch.Tensor, rows: Sequence[Row], masks: Masks | None
+    ) -> tuple[torch.Tensor, Scores | None]:
         """See torch_sampler.draw_rows."""
         return draw_rows(self._drawing.draw, logits, rows, masks, self._tensors.off.select(slice(0, len(rows))))
 
@@ -341,10 +378,14 @@ class GpuPass:
 
 
 class DrawnPass:
-    """Decode steps whose tokens were drawn on the device."""
+    """Decode steps whose tokens were drawn on the device.
 
-    def __init__(self, download: Download, device: torch.device) -> None:
+    download   the tokens of each step, and the log-probabilities of each, if any are asked for
+    """
+
+    def __init__(self, download: Download, specs: Sequence[DrawSpec], device: torch.device) -> None:
         self._download = download
+        self._specs = specs
         self._device = device
 
     def draw(self, rows: Sequence[Row], masks: Masks | None) -> None:
@@ -352,7 +393,13 @@ class DrawnPass:
 
     def read(self) -> list[Draws]:
         with on_device(self._device):
-            return [to_draws(tokens.tolist()) for tokens in self._download.wait()]
+            found = self._download.wait()
+        if not asking(self._specs):
+            return [to_draws(tokens.tolist()) for tokens in found]
+        steps = [to_draws(tokens.tolist()) for tokens in found[: len(found) // 2]]
+        for draws, values in zip(steps, found[len(steps) :], strict=True):
+            fill(draws, self._specs, values)
+        return steps
 
     def done(self) -> bool:
         return self._download.done()
