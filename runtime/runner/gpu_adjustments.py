@@ -16,7 +16,7 @@ from ..scheduler.scheduler import Work
 from .gpu_slots import Slot
 from .runner import DrawSpec
 
-COUNT_BYTES = 256 << 20
+COUNT_BYTES = 128 << 20
 """For counts of tokens, at most: a slot past these cannot have penalties on the device."""
 
 _MOST_TIMES = 0x7FFF
@@ -45,7 +45,9 @@ class DeviceAdjustments:
             bias_values=torch.zeros(num_slots, MAX_LOGIT_BIAS, dtype=torch.float32, device=device),
         )
         self._penalties = torch.zeros(3, num_slots, dtype=torch.float32, device=device)
+        self._penalties[0] = 1.0  # repetition; then frequency and presence
         self._rows = torch.full((2, num_slots), -1, dtype=torch.int32, device=device)  # of counts, and of biases
+        self._adjusted: set[int] = set()  # slots that have any of it, for the device
 
     def could_hold(self, spec: DrawSpec, slot: Slot | None) -> bool:
         """False if the tables have no room for what `spec` asks of the slot."""
@@ -55,23 +57,28 @@ class DeviceAdjustments:
         return not spec.penalised or (slot is not None and slot.index < len(self.tables.counts))
 
     def put(self, slots: AbstractSequence[Slot], specs: AbstractSequence[DrawSpec]) -> None:
-        """Sends penalties and biases."""
-        index = np.array([slot.index for slot in slots], np.int64)
-        biases = [(slot.index, spec.bias) for slot, spec in zip(slots, specs, strict=True) if spec.bias]
+        """Sends penalties and biases, where there are any or were some."""
+        changed = [
+            (slot.index, spec)
+            for slot, spec in zip(slots, specs, strict=True)
+            if spec.adjusts or slot.index in self._adjusted
+        ]
+        if not changed:
+            return
+        self._adjusted.update(index for index, spec in changed if spec.adjusts)
+        self._adjusted.difference_update(index for index, spec in changed if not spec.adjusts)
+        biases = [(index, spec.bias) for index, spec in changed if spec.bias]
         penalties = [
             (each.repetition_penalty, each.frequency_penalty, each.presence_penalty)
-            for each in (spec.params for spec in specs)
+            for each in (spec.params for _, spec in changed)
         ]
-        rows = [
-            (slot.index if spec.penalised else -1, slot.index if spec.bias else -1)
-            for slot, spec in zip(slots, specs, strict=True)
-        ]
+        rows = [(index if spec.penalised else -1, index if spec.bias else -1) for index, spec in changed]
         where, numbers, own, biased, ids, values = upload(
             self.device,
-            index,
+            np.array([index for index, _ in changed], np.int64),
             np.ascontiguousarray(np.array(penalties, np.float32).T),
             np.ascontiguousarray(np.array(rows, np.int32).T),
-            np.array([slot for slot, _ in biases], np.int64),
+            np.array([index for index, _ in biases], np.int64),
             *self._lines([bias for _, bias in biases]),
         )
         self._penalties.index_copy_(1, where, numbers)
@@ -106,6 +113,8 @@ class DeviceAdjustments:
                 places.append(tokens + slot.index * self._vocab_size)
                 times.append(counted)
             slot.counted = (work.epoch, stop + num_steps)
+        if not (begun or places or unknown):
+            return
         lines, at, added, slots_of = upload(
             self.device,
             np.array(begun, np.int64),

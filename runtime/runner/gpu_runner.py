@@ -37,7 +37,7 @@ from .runner import DrawSpec, Pass, build_batch
 
 @dataclass(frozen=True, slots=True)
 class _StepKind:
-    """What draws of a decode step are made of: a graph for each.
+    """Kind of a decode step, by what its draws are made of: each has graphs of its own.
 
     filters    there may be rows with top-k, top-p or min-p
     tables     rows that are constrained by a table
@@ -98,6 +98,9 @@ class GpuPasses:
     step in which each sequence computes one token, and the device can draw it, is a graph: one launch.
     """
 
+    exact = False
+    trees = False  # siblings would share pages of several tokens
+
     def __init__(
         self,
         model: Model,
@@ -111,8 +114,6 @@ class GpuPasses:
         replays: Replays,
     ) -> None:
         self.overlaps = overlaps
-        self.exact = False
-        self.trees = False  # siblings would share pages of several tokens
         self.max_steps = max_steps
         self._model = model
         self._attention = attention
@@ -127,7 +128,7 @@ class GpuPasses:
         self._tensors = _DecodeTensors(max_num_seqs, device)
         self._grammars = grammars
         self._adjustments = DeviceAdjustments(max_num_seqs + 1, grammars.pool.vocab_size, device)
-        self._scores = DeviceScores(max_num_seqs, grammars.pool.vocab_size, device)
+        self._scores = DeviceScores(max_num_seqs, grammars.pool.vocab_size, device, drawing.likeliest)
 
     @torch.inference_mode()
     def warm_up(self) -> None:

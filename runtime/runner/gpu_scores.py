@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from ...kernels.sampling.adjusted import adjust_rows
-from ...kernels.sampling.reference import SampleRows, SampleTables, likeliest
+from ...kernels.sampling.reference import SampleRows, SampleTables
 from ...kernels.staging import upload
 from ..protocol.request import TokenLogprob
 from ..protocol.sampling_params import MAX_LOGPROBS
@@ -24,7 +24,10 @@ _GROWTH = 4
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """What is known of the scored rows before the draw, which may change the tables. Float32 [N, V], float64 [N, 1]."""
+    """Logits of the scored rows as they are before the draw, which may change the tables.
+
+    Lines are float32 [N, V], sums (see log_sum) float64 [N, 1]; `final`: after penalties, bias and mask.
+    """
 
     raw: torch.Tensor
     raw_sum: torch.Tensor
@@ -39,7 +42,14 @@ class DeviceScores:
              mask; ids of the K likeliest tokens, and their log-probabilities
     """
 
-    def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        max_num_seqs: int,
+        vocab_size: int,
+        device: torch.device,
+        likeliest: Callable[[torch.Tensor, int], torch.Tensor],
+    ) -> None:
+        self._likeliest = likeliest
         self._width = min(MAX_LOGPROBS, vocab_size)
         self.values = torch.zeros(max_num_seqs, 2 + 2 * self._width, dtype=torch.float64, device=device)
         self._rows = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
@@ -77,7 +87,7 @@ class DeviceScores:
         """Fills `values` with what the tokens `drawn` int64 [B] have come to."""
         count = len(lines.raw)
         named = drawn.index_select(0, self._rows[:count]).clamp(min=0)[:, None]
-        top = likeliest(lines.raw, self._width)
+        top = self._likeliest(lines.raw, self._width)
         values = self.values[:count]
         values[:, 0:1] = lines.raw.gather(1, named) - lines.raw_sum
         values[:, 1:2] = lines.final.gather(1, named) - lines.final_sum

@@ -35,7 +35,7 @@ class DrawSpec:
 
     @property
     def bias(self) -> dict[int, float]:
-        """What is added to the logits of single tokens."""
+        """Returns what is added to the logits of single tokens."""
         return bias_of(self.params, self.banned)
 
     @property

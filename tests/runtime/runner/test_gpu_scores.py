@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from ...support.triton_interpreter import HAS_GPU  # isort: skip
+
 from bough.kernels import staging
-from bough.kernels.sampling.reference import SampleRows, SampleTables
+from bough.kernels.decode_step.select import triton_drawing
+from bough.kernels.sampling.reference import SampleRows, SampleTables, likeliest
 from bough.runtime.engine.engine import Engine
 from bough.runtime.protocol.request import Request, RequestOutput, TokenLogprob
 from bough.runtime.protocol.sampling_params import SamplingParams
@@ -19,7 +22,7 @@ from bough.runtime.runner import gpu_runner
 from bough.runtime.runner.gpu_scores import DeviceScores, asking, fill
 from bough.runtime.runner.runner import DrawSpec
 from bough.runtime.sampler.rows import Row
-from bough.runtime.sampler.torch_sampler import TorchSampler, to_draws
+from bough.runtime.sampler.torch_sampler import TorchSampler, draw_rows, to_draws
 from bough.runtime.scheduler.scheduler import Plan
 
 from ...support.tiny_model import write_tiny_model
@@ -124,6 +127,15 @@ def test_the_same_answers_as_on_the_cpu(
     engine.close()
 
 
+@pytest.mark.skipif(HAS_GPU, reason="nothing is interpreted here")
+def test_the_same_answers_by_the_kernels(folder: Path, requests: list[Request], expected: Answers) -> None:
+    drawing = triton_drawing(torch.device("cpu"), 6, 258)
+    engine = make_engine(folder, gpu=True, max_steps=2, drawing=drawing, advance=drawing.advance)
+    answers = run(engine, [request for request in requests[: len(ASKED)] if request.grammar is None])
+    engine.close()
+    assert_same(answers, expected)
+
+
 @pytest.mark.parametrize("name", [name for name in ASKED if name not in ("plain", "constrained")])
 def test_one_such_row_leaves_the_batch_on_the_device(
     folder: Path, name: str, expected: Answers, monkeypatch: pytest.MonkeyPatch
@@ -162,8 +174,6 @@ def test_a_pass_of_any_shape_is_read_once(folder: Path, monkeypatch: pytest.Monk
     engine = make_engine(folder, gpu=True, max_steps=1)
     stock = {name: getattr(torch.Tensor, name) for name in ("tolist", "item", "cpu", "numpy")}
 
-    drawn = gpu_runner.draw_rows
-
     def draw(of: Any, logits: Any, rows: Sequence[Row], masks: Any, off: Any) -> Any:
         def forbidden(*_: Any) -> None:
             raise AssertionError("waits for the device")
@@ -177,7 +187,7 @@ def test_a_pass_of_any_shape_is_read_once(folder: Path, monkeypatch: pytest.Monk
         with monkeypatch.context() as watching:
             for name in stock:
                 watching.setattr(torch.Tensor, name, forbidden)
-            return drawn(draw, logits, rows, masks, off)
+            return draw_rows(draw, logits, rows, masks, off)
 
     monkeypatch.setattr(gpu_runner, "draw_rows", draw)
     heard: list[RequestOutput] = []
@@ -201,7 +211,7 @@ def test_what_the_device_tells_is_what_draw_rows_tells(count: int, adjusted: boo
     params = [SamplingParams(temperature=0.0, logprobs=i if i < count else None, logit_bias=bias) for i in range(size)]
     draws = TorchSampler().sample(logits.numpy(), [Row(each) for each in params], None)
     specs = [DrawSpec(each, 0) for each in params]
-    scores = DeviceScores(size, vocab, torch.device("cpu"))
+    scores = DeviceScores(size, vocab, torch.device("cpu"), likeliest)
     rows, tables = SampleRows.greedy(size, "cpu"), SampleTables()
     if adjusted:
         ids = torch.full((1, 4), vocab, dtype=torch.int32)
@@ -219,6 +229,6 @@ def test_what_the_device_tells_is_what_draw_rows_tells(count: int, adjusted: boo
 
 
 def test_nobody_asks() -> None:
-    scores = DeviceScores(4, 10, torch.device("cpu"))
+    scores = DeviceScores(4, 10, torch.device("cpu"), likeliest)
     assert scores.seat([], 4) == 0
     assert np.isfinite(scores.values.numpy()).all()
