@@ -11,6 +11,9 @@ import torch
 from ..sampling.reference import SampleRows, SampleTables
 from .inputs import DecodeInputs
 
+Likeliest = Callable[[torch.Tensor, int], torch.Tensor]
+"""Finds the likeliest tokens of rows of logits, as reference.likeliest does; waits for nothing."""
+
 
 class DrawRows(Protocol):
     """Draws a token from each row of logits, as reference.sample_rows does; waits for nothing."""
@@ -30,7 +33,7 @@ class Drawing:
     draw: DrawRows
     end: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
     advance: Callable[..., None]
-    likeliest: Callable[[torch.Tensor, int], torch.Tensor]
+    likeliest: Likeliest
 
 
 def triton_drawing(device: torch.device, max_rows: int, vocab_size: int) -> Drawing:

@@ -226,7 +226,9 @@ def _cut_off(line: torch.Tensor, weights: torch.Tensor, cut: torch.Tensor, num_e
 def likeliest(logits: torch.Tensor, count: int) -> torch.Tensor:
     """The `count` likeliest token ids of each row, int64 [R, count], of `logits` [R, V] float32: of equal ones the
     lower id first. Rows that are not all numbers come in any order. Waits for nothing."""
-    vocab_size = logits.shape[1]
+    num_rows, vocab_size = logits.shape
+    if count == 0:
+        return torch.empty(num_rows, 0, dtype=torch.int64, device=logits.device)
     backward = torch.arange(vocab_size - 1, -1, -1, device=logits.device)
     found = []
     for lines in torch.split(logits, 16):  # whose keys take twice the memory of logits

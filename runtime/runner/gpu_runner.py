@@ -298,7 +298,8 @@ class GpuPasses:
         self, logits: torch.Tensor, rows: Sequence[Row], masks: Masks | None
     ) -> tuple[torch.Tensor, Scores | None]:
         """See torch_sampler.draw_rows."""
-        return draw_rows(self._drawing.draw, logits, rows, masks, self._tensors.off.select(slice(0, len(rows))))
+        off = self._tensors.off.select(slice(0, len(rows)))
+        return draw_rows(self._drawing.draw, logits, rows, masks, off, self._drawing.likeliest)
 
     def keep(self, plan: Plan, slots: list[Slot], tokens: torch.Tensor, rows: Sequence[Row]) -> None:
         """Puts the tokens drawn from a pass of any shape where the next pass finds them; `tokens` int64 [R].

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from ...kernels.decode_step.select import Likeliest
 from ...kernels.sampling.adjusted import adjust_rows
 from ...kernels.sampling.reference import SampleRows, SampleTables
 from ...kernels.staging import upload
@@ -47,7 +48,7 @@ class DeviceScores:
         max_num_seqs: int,
         vocab_size: int,
         device: torch.device,
-        likeliest: Callable[[torch.Tensor, int], torch.Tensor],
+        likeliest: Likeliest,
     ) -> None:
         self._likeliest = likeliest
         self._width = min(MAX_LOGPROBS, vocab_size)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...kernels.decode_step.select import DrawRows
+from ...kernels.decode_step.select import DrawRows, Likeliest
 from ...kernels.sampling.mask_logits import mask_logits_
 from ...kernels.sampling.reference import COLDEST, SampleRows, SampleTables, likeliest, sample_rows
 from ...kernels.staging import upload
@@ -74,11 +74,17 @@ class Scores:
 
 
 def draw_rows(
-    draw: DrawRows, logits: torch.Tensor, rows: Sequence[Row], masks: Masks | None, off: SampleRows
+    draw: DrawRows,
+    logits: torch.Tensor,
+    rows: Sequence[Row],
+    masks: Masks | None,
+    off: SampleRows,
+    find: Likeliest = likeliest,
 ) -> tuple[torch.Tensor, Scores | None]:
     """Tokens int64 [R] on the device, negative where none can be drawn; `logits` [R, V] may be overwritten.
 
     off    as many rows, for what of them is not used
+    find   finds the likeliest tokens
 
     With log-probabilities, if any are asked for. Nothing waits for the device.
     """
@@ -112,7 +118,7 @@ def draw_rows(
     draw(logits, drawn_by, found, tokens, filters=filters)
     if raw is None or where is None:
         return tokens, None
-    return tokens, _score(raw, logits, [(index, rows[index]) for index in scored], found.mask, tokens)
+    return tokens, _score(raw, logits, [(index, rows[index]) for index in scored], found.mask, tokens, find)
 
 
 _GREEDY = (0.0, 0, 1.0, 0.0)
@@ -190,6 +196,7 @@ def _score(
     asked: Sequence[tuple[int, Row]],
     masks: torch.Tensor | None,
     tokens: torch.Tensor,
+    find: Likeliest,
 ) -> Scores:
     """Returns the log-probabilities that the rows `asked` for.
 
@@ -206,7 +213,7 @@ def _score(
         _places(listed) if listed else np.empty((2, 0), np.int64),
     )
     named = torch.where(target >= 0, target, tokens.index_select(0, index).clamp(min=0))[:, None]
-    total, top = log_sum(raw), likeliest(raw, most)
+    total, top = log_sum(raw), find(raw, most)
     parts = [
         raw.gather(1, named) - total,
         _finals(logits, [(line, *each) for line, each in enumerate(asked) if each[1].target is None], masks, named),

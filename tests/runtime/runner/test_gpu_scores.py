@@ -174,7 +174,7 @@ def test_a_pass_of_any_shape_is_read_once(folder: Path, monkeypatch: pytest.Monk
     engine = make_engine(folder, gpu=True, max_steps=1)
     stock = {name: getattr(torch.Tensor, name) for name in ("tolist", "item", "cpu", "numpy")}
 
-    def draw(of: Any, logits: Any, rows: Sequence[Row], masks: Any, off: Any) -> Any:
+    def draw(of: Any, logits: Any, rows: Sequence[Row], masks: Any, *rest: Any) -> Any:
         def forbidden(*_: Any) -> None:
             raise AssertionError("waits for the device")
 
@@ -187,7 +187,7 @@ def test_a_pass_of_any_shape_is_read_once(folder: Path, monkeypatch: pytest.Monk
         with monkeypatch.context() as watching:
             for name in stock:
                 watching.setattr(torch.Tensor, name, forbidden)
-            return draw_rows(draw, logits, rows, masks, off)
+            return draw_rows(draw, logits, rows, masks, *rest)
 
     monkeypatch.setattr(gpu_runner, "draw_rows", draw)
     heard: list[RequestOutput] = []
