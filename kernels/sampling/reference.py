@@ -25,6 +25,7 @@ NONE_ALLOWED = -2
 
 _CANDIDATES = 1024
 """Likeliest tokens that top-p looks at first; 16 times as many if they are too few."""
+_LIKELIEST_BLOCK = 2048
 _WORD = (1 << 64) - 1
 
 
@@ -224,13 +225,20 @@ def _cut_off(line: torch.Tensor, weights: torch.Tensor, cut: torch.Tensor, num_e
 
 def likeliest(logits: torch.Tensor, count: int) -> torch.Tensor:
     """The `count` likeliest token ids of each row, int64 [R, count], of `logits` [R, V] float32: of equal ones the
-    lower id first. Rows that are not all numbers come in any order."""
-    vocab_size = logits.shape[1]
+    lower id first. Rows that are not all numbers come in any order. Waits for nothing."""
+    num_rows, vocab_size = logits.shape
+    if count == 0:
+        return torch.empty(num_rows, 0, dtype=torch.int64, device=logits.device)
     backward = torch.arange(vocab_size - 1, -1, -1, device=logits.device)
     found = []
     for lines in torch.split(logits, 16):  # whose keys take twice the memory of logits
         bits = (lines + 0.0).view(torch.int32)  # 0 and -0 are the same
         keys = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long() << 32 | backward
+        if count <= _LIKELIEST_BLOCK < vocab_size:
+            # A row is more than one block of threads: first the likeliest of each piece, then those of all pieces.
+            padding = -vocab_size % _LIKELIEST_BLOCK
+            pieces = torch.nn.functional.pad(keys, (0, padding), value=-(1 << 63)).view(-1, _LIKELIEST_BLOCK)
+            keys = pieces.topk(count).values.view(len(lines), -1)
         found.append(vocab_size - 1 - (keys.topk(count).values & 0xFFFFFFFF))
     return torch.cat(found)
 

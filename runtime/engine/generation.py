@@ -225,8 +225,7 @@ class Generation:
     @property
     def takes_drafts(self) -> bool:
         """False with penalties: they look at what was generated before, which a draft would have to be counted into."""
-        params = self.request.sampling
-        return not (params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0)
+        return not self.request.sampling.penalised
 
     @property
     def table_matcher(self) -> TableMatcher | None:
@@ -246,8 +245,15 @@ class Generation:
         elif self.matcher is not None:
             plain = False
         # Until `min_tokens` are there, counting those in flight, some tokens are not allowed.
-        early = work.start + 1 - self.sequence.num_prompt < params.min_tokens
-        return DrawSpec(params, self.terms.seed, matcher) if plain and not early else None
+        num_before = work.start + 1 - self.sequence.num_prompt
+        early = num_before < params.min_tokens and self.matcher is None
+        plain = plain and (not early or num_before + num_steps <= params.min_tokens)
+        return DrawSpec(params, self.terms.seed, matcher, self._ends if early else ()) if plain else None
+
+    @property
+    def _ends(self) -> tuple[int, ...]:
+        """Tokens that may not come before `min_tokens` are there."""
+        return (*self.terms.eos_ids, *self.request.sampling.stop_token_ids)
 
     def rows(self, work: Work, first_mask: int | None) -> list[Row]:
         """Rules for drawing from each logits row of `work`; masks are `first_mask` and the rows after it."""
@@ -260,7 +266,7 @@ class Generation:
             targets = sequence.tokens[work.logits_start + 1 : work.logits_stop + 1]
             return [Row(params, target=target) for target in targets]
         seen = self._penalised.seen(sequence.tokens) if params.repetition_penalty != 1.0 else ()
-        ends = () if self.matcher is not None else (*self.terms.eos_ids, *params.stop_token_ids)
+        ends = () if self.matcher is not None else self._ends
         matcher, seed = self.table_matcher, self.terms.seed
         rows = []
         for offset in range(work.logits_stop - work.logits_start):

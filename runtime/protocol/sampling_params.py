@@ -111,6 +111,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """True if top-k, top-p or min-p may leave tokens out of the draw."""
         return not self.greedy and ((self.top_k or 0) > 0 or self.top_p < 1.0 or self.min_p > 0.0)
 
+    @property
+    def penalised(self) -> bool:
+        """True if logits depend on the tokens before, by penalties."""
+        return bool(self.frequency_penalty or self.presence_penalty) or self.repetition_penalty != 1.0
+
 
 def _in_range(name: str, value: float, low: float, high: float) -> None:
     if isinstance(value, float) and not math.isfinite(value):

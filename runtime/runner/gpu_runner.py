@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -22,15 +21,52 @@ from ...kernels.sampling.reference import SampleRows, SampleTables
 from ...kernels.staging import Download, upload
 from ..protocol.sampling_params import SamplingParams
 from ..sampler.rows import Draws, Masks, Row
-from ..sampler.torch_sampler import draw_rows, to_draws
+from ..sampler.torch_sampler import Scores, draw_rows, to_draws
 from ..scheduler.scheduler import Plan, Work
+from .gpu_adjustments import DeviceAdjustments
 from .gpu_device import on_device
 from .gpu_grammars import DeviceGrammars
 from .gpu_graphs import graph_sizes
 from .gpu_mixed import MixedPasses
+from .gpu_scores import DeviceScores, asking, fill
 from .gpu_shared_reads import SharedReads, arrange
 from .gpu_slots import DeviceState, Slot, SlotTable, page_changes
 from .runner import DrawSpec, Pass, build_batch
+
+
+@dataclass(frozen=True, slots=True)
+class _StepKind:
+    """Kind of a decode step, by what its draws are made of: each has graphs of its own.
+
+    filters    there may be rows with top-k, top-p or min-p
+    tables     rows that are constrained by a table
+    adjusted   rows with penalties or a bias; `tables` then, too
+    scored     rows of which log-probabilities are computed
+    """
+
+    filters: bool
+    tables: bool
+    adjusted: bool
+    scored: int
+
+    @classmethod
+    def of(cls, specs: Sequence[DrawSpec], scored: int) -> _StepKind:
+        adjusted = any(spec.adjusts for spec in specs)
+        tables = adjusted or any(spec.matcher is not None for spec in specs)
+        return cls(any(spec.params.cuts for spec in specs), tables, adjusted, scored)
+
+
+_COMMON_KINDS = (
+    _StepKind(filters=False, tables=False, adjusted=False, scored=0),
+    _StepKind(filters=True, tables=False, adjusted=False, scored=0),
+    _StepKind(filters=False, tables=True, adjusted=False, scored=0),
+    _StepKind(filters=True, tables=True, adjusted=False, scored=0),
+    _StepKind(filters=False, tables=False, adjusted=False, scored=1),
+    _StepKind(filters=False, tables=True, adjusted=True, scored=0),
+    _StepKind(filters=True, tables=True, adjusted=True, scored=0),
+    _StepKind(filters=True, tables=True, adjusted=True, scored=1),
+)
+"""Kinds whose graphs are captured before they are needed, the most common first."""
 
 
 class _DecodeTensors:
@@ -74,6 +110,9 @@ class GpuPasses:
     A step in which each sequence computes one token, and the device can draw it, is a graph: one launch.
     """
 
+    exact = False
+    trees = False  # siblings would share pages of several tokens
+
     def __init__(
         self,
         mixed: MixedPasses,
@@ -85,8 +124,6 @@ class GpuPasses:
         shared_reads: SharedReads | None,
     ) -> None:
         self.overlaps = overlaps
-        self.exact = False
-        self.trees = False  # siblings would share pages of several tokens
         self.max_steps = max_steps
         self._mixed = mixed
         self._model, self._attention, self._replays = mixed.model, mixed.attention, mixed.replays
@@ -100,6 +137,8 @@ class GpuPasses:
         self._state = DeviceState(max_num_seqs + 1, device)
         self._tensors = _DecodeTensors(max_num_seqs, device)
         self._grammars = grammars
+        self._adjustments = DeviceAdjustments(max_num_seqs + 1, grammars.pool.vocab_size, device)
+        self._scores = DeviceScores(max_num_seqs, grammars.pool.vocab_size, device, drawing.likeliest)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -110,14 +149,12 @@ class GpuPasses:
         with on_device(self.device):
             for step in self._mixed.warm_ups():
                 step()
-            kinds = self._decode_kinds()
+            first, *others = self._decode_kinds()
             for size in reversed(self._sizes):
-                kinds[0](size)
-            for kind in kinds[1:]:
+                first(size)
+            for kind in others:
                 kind(self._sizes[-1])
-            self._warm_ups = [
-                functools.partial(kind, size) for kind in reversed(kinds[1:]) for size in self._sizes[:-1]
-            ]
+            self._warm_ups = [functools.partial(kind, size) for kind in reversed(others) for size in self._sizes[:-1]]
             logits = self._logits_step(1, None)
             masks = np.full((1, -(-logits.shape[1] // 32)), -1, np.int32)
             for params in (SamplingParams(temperature=0.0), SamplingParams(top_p=0.9)):
@@ -136,23 +173,21 @@ class GpuPasses:
     def _decode_kinds(self) -> list[Callable[[int], object]]:
         """Decode steps of each kind, by their number of rows, on padding rows; the most common first."""
 
-        def drawn(filters: bool, tables: bool, shared: PaddedWork[torch.Tensor] | None, size: int) -> object:
+        def drawn(kind: _StepKind, shared: PaddedWork[torch.Tensor] | None, size: int) -> object:
             self._tensors.seat([0] * size)
-            return self._draw_step(size, shared, filters, tables)
+            return self._draw_step(size, shared, kind)
 
         def scored(shared: PaddedWork[torch.Tensor] | None, size: int) -> object:
             self._tensors.seat([0] * size)
             return self._logits_step(size, shared)
 
         reads = [None] if self._shared_reads is None else [None, self._shared_reads.nothing()]
-        options = itertools.product((False, True), (False, True), reads)  # tables, filters, shared
-        draws = [functools.partial(drawn, filters, tables, shared) for tables, filters, shared in options]
+        draws = [functools.partial(drawn, kind, shared) for kind in _COMMON_KINDS for shared in reads]
         return [*draws, *(functools.partial(scored, shared) for shared in reads)]
 
     def draws(self, spec: DrawSpec, work: Work) -> bool:
-        params = spec.params
-        penalties = params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0
-        if params.logprobs is not None or params.logit_bias or penalties:
+        slot = self._slots.find(work.sequence)
+        if spec.adjusts and not self._adjustments.could_hold(spec, slot):
             return False
         if spec.matcher is None:
             return True
@@ -160,7 +195,6 @@ class GpuPasses:
         if place is None:
             return False
         # The state is known here, or to the device, which has followed the tokens that nobody has read.
-        slot = self._slots.find(work.sequence)
         return work.start < len(work.sequence.tokens) or (slot is not None and slot.place is place)
 
     @torch.inference_mode()
@@ -184,22 +218,26 @@ class GpuPasses:
         if specs is None:
             logits = self._logits_step(size, shared)
             return GpuPass(self, plan, slots, iter([logits[: len(slots)]]))
-        filters = any(spec.params.cuts for spec in specs)
-        tables = any(spec.matcher is not None for spec in specs)
-        drawn = []
+        asked = asking(specs)
+        kind = _StepKind.of(specs, self._scores.seat(asked, size))
+        penalised = [index for index, spec in enumerate(specs) if spec.penalised]
+        if penalised:
+            works = [plan.work[index] for index in penalised]
+            self._adjustments.count([slots[i] for i in penalised], works, self._state.last_token, len(plans))
+        drawn, scores = [], []
         for _ in plans:
-            tokens = self._draw_step(size, shared, filters, tables)
-            drawn.append(tokens[: len(slots)] if len(plans) == 1 else tokens[: len(slots)].clone())
+            tokens = self._draw_step(size, shared, kind)[: len(slots)]
+            values = self._scores.values[: len(asked)]
+            drawn.append(tokens if len(plans) == 1 else tokens.clone())
+            if asked:
+                scores.append(values if len(plans) == 1 else values.clone())
         for slot in slots:
             slot.position += len(plans)
         self._grammars.launched()
-        return DrawnPass(Download(drawn), self.device)
+        return DrawnPass(Download(drawn + scores), specs, self.device)
 
-    def _draw_step(
-        self, size: int, shared: PaddedWork[torch.Tensor] | None, filters: bool, tables: bool
-    ) -> torch.Tensor:
-        key = ("draw", size, filters, tables, shared is None)
-        return self._replays.run(key, lambda: self._decode(size, shared, filters, tables))
+    def _draw_step(self, size: int, shared: PaddedWork[torch.Tensor] | None, kind: _StepKind) -> torch.Tensor:
+        return self._replays.run(("draw", size, kind, shared is None), lambda: self._decode(size, shared, kind))
 
     def _logits_step(self, size: int, shared: PaddedWork[torch.Tensor] | None) -> torch.Tensor:
         return self._replays.run(("logits", size, shared is None), lambda: self._score(size, shared))
@@ -239,8 +277,7 @@ class GpuPasses:
             if slot.position != work.start or slot.epoch != work.epoch:
                 stale.append((slot, work))
                 slot.position, slot.epoch = work.start, work.epoch
-        if any(spec.matcher is not None for spec in specs or ()):
-            assert specs is not None
+        if specs is not None and any(spec.matcher is not None or spec.adjusts for spec in specs):
             self._prepare_grammars(slots, specs, {slot for slot, _ in stale})
         if stale:
             tokens = [work.sequence.tokens[work.start] for _, work in stale]
@@ -250,6 +287,7 @@ class GpuPasses:
             slot.spec = spec
         if news:
             self._state.put_specs([slot for slot, _ in news], [spec for _, spec in news])
+            self._adjustments.put([slot for slot, _ in news], [spec for _, spec in news])
 
     def _prepare_grammars(self, slots: list[Slot], specs: Sequence[DrawSpec], stale: AbstractSet[Slot]) -> None:
         """Sends tables and states of the sequences that come, or whose course was changed."""
@@ -275,28 +313,34 @@ class GpuPasses:
         """Logits of one more token of each of the first `size` rows; `keep` moves the rows on."""
         return self._tensors.logits(self._model.logits(self._hidden(size, shared), keep_dtype=True))
 
-    def _decode(self, size: int, shared: PaddedWork[torch.Tensor] | None, filters: bool, tables: bool) -> torch.Tensor:
-        """One token of each of the first `size` rows, drawn and kept for the next step.
-
-        With `tables` there may be rows that are constrained by one.
-        """
+    def _decode(self, size: int, shared: PaddedWork[torch.Tensor] | None, kind: _StepKind) -> torch.Tensor:
+        """One token of each of the first `size` rows, drawn and kept for the next step."""
         rows, inputs, state = self._tensors.rows[:size], self._tensors.inputs.first(size), self._state
         drawn = self._tensors.drawn[:size]
         logits = self._model.logits(self._hidden(size, shared), keep_dtype=True)
         sample_rows = state.sample_rows(rows, inputs.draw_positions, self._tensors.off.select(slice(0, size)))
         found = SampleTables()
-        if tables:
+        if kind.adjusted:
+            sample_rows = replace(sample_rows, **self._adjustments.sample_rows(rows))
+            found = self._adjustments.tables
+        if kind.tables:
             sample_rows = replace(sample_rows, mask_row=self._grammars.mask_rows(rows))
-            found = SampleTables(mask=self._grammars.pool.mask)
-        self._drawing.draw(logits, sample_rows, found, drawn, filters=filters)
-        if tables:
+            found = replace(found, mask=self._grammars.pool.mask)
+        lines = self._scores.begin(kind.scored, logits, sample_rows, found) if kind.scored else None
+        self._drawing.draw(logits, sample_rows, found, drawn, filters=kind.filters)
+        if lines is not None:
+            self._scores.end(lines, drawn)
+        if kind.tables:
             self._grammars.advance(rows, drawn)
         self._drawing.end(rows, drawn, state.last_token, state.position)
         return drawn
 
-    def draw(self, logits: torch.Tensor, rows: Sequence[Row], masks: Masks | None) -> tuple[torch.Tensor, Draws | None]:
+    def draw(
+        self, logits: torch.Tensor, rows: Sequence[Row], masks: Masks | None
+    ) -> tuple[torch.Tensor, Scores | None]:
         """See torch_sampler.draw_rows."""
-        return draw_rows(self._drawing.draw, logits, rows, masks, self._tensors.off.select(slice(0, len(rows))))
+        off = self._tensors.off.select(slice(0, len(rows)))
+        return draw_rows(self._drawing.draw, logits, rows, masks, off, self._drawing.likeliest)
 
     def keep(self, plan: Plan, slots: list[Slot], tokens: torch.Tensor, rows: Sequence[Row]) -> None:
         """Puts the tokens drawn from a pass of any shape where the next pass finds them; `tokens` int64 [R].
@@ -340,7 +384,7 @@ class GpuPass:
 
     def __init__(self, runner: GpuPasses, plan: Plan, slots: list[Slot], logits: Iterator[torch.Tensor]) -> None:
         self._runner, self._plan, self._slots, self._logits = runner, plan, slots, logits
-        self._draws = Draws([], [], [])
+        self._scores: list[tuple[int, Scores]] = []  # with the first row of each part
         self._download: Download | None = None
 
     @torch.inference_mode()
@@ -348,35 +392,43 @@ class GpuPass:
         if not rows:
             return
         with on_device(self._runner.device):
-            parts, drawn, start = [], [], 0
+            parts, start = [], 0
             for logits in self._logits:
-                tokens, draws = self._runner.draw(logits, rows[start : start + len(logits)], masks)
+                tokens, scores = self._runner.draw(logits, rows[start : start + len(logits)], masks)
                 parts.append(tokens)
-                drawn.append(draws)
+                if scores is not None:
+                    self._scores.append((start, scores))
                 start += len(logits)
             tokens = torch.cat(parts)
             self._runner.keep(self._plan, self._slots, tokens, rows)
-            if all(draws is None for draws in drawn):
-                self._download = Download([tokens])
-            else:
-                pairs = zip(drawn, parts, strict=True)
-                self._draws = _join([draws or to_draws(part.tolist()) for draws, part in pairs])
+            values = [torch.cat([scores.values for _, scores in self._scores])] if self._scores else []
+            self._download = Download([tokens, *values])
 
     def read(self) -> list[Draws]:
-        if self._download is not None:
-            with on_device(self._runner.device):
-                self._draws = to_draws(self._download.wait()[0].tolist())
-        return [self._draws]
+        if self._download is None:
+            return [Draws([], [], [])]
+        with on_device(self._runner.device):
+            tokens, *values = self._download.wait()
+        draws = to_draws(tokens.tolist())
+        if values:
+            ends = np.cumsum([len(scores.values) for _, scores in self._scores])
+            for (start, scores), own in zip(self._scores, np.split(values[0], ends[:-1]), strict=True):
+                scores.fill(draws, start, own)
+        return [draws]
 
     def done(self) -> bool:
         return self._download is None or self._download.done()
 
 
 class DrawnPass:
-    """Decode steps whose tokens were drawn on the device."""
+    """Decode steps whose tokens were drawn on the device.
 
-    def __init__(self, download: Download, device: torch.device) -> None:
+    download   the tokens of each step, and the log-probabilities of each, if any are asked for
+    """
+
+    def __init__(self, download: Download, specs: Sequence[DrawSpec], device: torch.device) -> None:
         self._download = download
+        self._specs = specs
         self._device = device
 
     def draw(self, rows: Sequence[Row], masks: Masks | None) -> None:
@@ -384,19 +436,16 @@ class DrawnPass:
 
     def read(self) -> list[Draws]:
         with on_device(self._device):
-            return [to_draws(tokens.tolist()) for tokens in self._download.wait()]
+            found = self._download.wait()
+        if not asking(self._specs):
+            return [to_draws(tokens.tolist()) for tokens in found]
+        steps = [to_draws(tokens.tolist()) for tokens in found[: len(found) // 2]]
+        for draws, values in zip(steps, found[len(steps) :], strict=True):
+            fill(draws, self._specs, values)
+        return steps
 
     def done(self) -> bool:
         return self._download.done()
-
-
-def _join(parts: Sequence[Draws]) -> Draws:
-    """The draws of all rows, part after part."""
-    return Draws(
-        [token for part in parts for token in part.tokens],
-        [logprob for part in parts for logprob in part.logprobs],
-        [poisoned for part in parts for poisoned in part.poisoned],
-    )
 
 
 def _in_plan_order(

@@ -29,6 +29,7 @@ class Slot:
     epoch      of the sequence when that was so
     spec       the sampling parameters that were sent
     place      where the table of its constraint lies that it was told, with the state; None: it has none
+    counted    epoch and number of the tokens that its line of counts has; see DeviceAdjustments
     lease, rewrites, num_pages   which pages were sent
     """
 
@@ -37,6 +38,7 @@ class Slot:
     epoch: int = -1
     spec: DrawSpec | None = None
     place: TablePlace | None = None
+    counted: tuple[int, int] = (-1, 0)
     lease: Lease | None = field(default=None, repr=False)
     rewrites: int = 0
     num_pages: int = 0

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ...constrain.matchers.interface import TableMatcher
 from ...kernels.attention.interface import AttentionBatch, SharedPrefix
 from ..protocol.sampling_params import SamplingParams
-from ..sampler.rows import Draws, Logits, Masks, Row, Sampler
+from ..sampler.rows import Draws, Logits, Masks, Row, Sampler, bias_of
 from ..scheduler.scheduler import Plan, Work
 
 
@@ -25,11 +25,28 @@ class DrawSpec:
     """Rule by which a device draws a sequence's tokens by itself: the same at every position.
 
     `matcher` follows the sequence's constraint, if it has one: it stands where the tokens that the host knows end.
+    Tokens that are `banned` are never drawn.
     """
 
     params: SamplingParams
     seed: int
     matcher: TableMatcher | None = None
+    banned: Sequence[int] = ()
+
+    @property
+    def bias(self) -> dict[int, float]:
+        """Returns what is added to the logits of single tokens."""
+        return bias_of(self.params, self.banned)
+
+    @property
+    def penalised(self) -> bool:
+        """True if what is drawn depends on the tokens before."""
+        return self.params.penalised
+
+    @property
+    def adjusts(self) -> bool:
+        """True if logits are changed by more than a mask."""
+        return self.penalised or bool(self.params.logit_bias or self.banned)
 
 
 class Pass(Protocol):

@@ -47,7 +47,12 @@ class Row(msgspec.Struct, frozen=True):
     @property
     def bias(self) -> dict[int, float]:
         """Returns what is added to the logits of single tokens: the request's own, and -inf for what is banned."""
-        return {**(self.params.logit_bias or {}), **dict.fromkeys(self.banned, -math.inf)}
+        return bias_of(self.params, self.banned)
+
+
+def bias_of(params: SamplingParams, banned: Sequence[int]) -> dict[int, float]:
+    """The request's own bias, and -inf for what is banned."""
+    return {**(params.logit_bias or {}), **dict.fromkeys(banned, -math.inf)}
 
 
 @dataclass(frozen=True, slots=True)

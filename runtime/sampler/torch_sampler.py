@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...kernels.decode_step.select import DrawRows
+from ...kernels.decode_step.select import DrawRows, Likeliest
 from ...kernels.sampling.mask_logits import mask_logits_
 from ...kernels.sampling.reference import COLDEST, SampleRows, SampleTables, likeliest, sample_rows
 from ...kernels.staging import upload
@@ -28,8 +28,11 @@ class TorchSampler:
     def sample(self, logits: Logits, rows: Sequence[Row], masks: Masks | None) -> Draws:
         """See Sampler."""
         tensor = torch.from_numpy(np.array(logits))
-        tokens, draws = draw_rows(_draw, tensor, rows, masks, SampleRows.greedy(len(rows), "cpu"))
-        return draws or to_draws(tokens.tolist())
+        tokens, scores = draw_rows(_draw, tensor, rows, masks, SampleRows.greedy(len(rows), "cpu"))
+        draws = to_draws(tokens.tolist())
+        if scores is not None:
+            scores.fill(draws, 0, scores.values.numpy())
+        return draws
 
 
 def _draw(logits: torch.Tensor, rows: SampleRows, tables: SampleTables, out: torch.Tensor, *, filters: bool) -> None:
@@ -41,14 +44,49 @@ def to_draws(tokens: list[int]) -> Draws:
     return Draws(tokens, [None] * len(tokens), [token < 0 for token in tokens])
 
 
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Log-probabilities of those rows that ask for some, on the device; `fill` takes them in when they have come.
+
+    asked     rows, each with its index
+    most      likeliest tokens that are told of each
+    values    float64 [N]: of each row's own token; of the drawn ones after penalties, bias and mask; ids of the
+              likeliest tokens, `most` a row, and what they have; and what the `others` have
+    """
+
+    asked: Sequence[tuple[int, Row]]
+    most: int
+    values: torch.Tensor
+
+    def fill(self, draws: Draws, start: int, values: npt.NDArray[np.float64]) -> None:
+        """Adds log-probabilities to `draws`, whose tokens are there: rows begin at `start`, `values` have come."""
+        count, num_drawn = len(self.asked), sum(row.target is None for _, row in self.asked)
+        ends = np.cumsum([count, num_drawn, count * self.most, count * self.most])
+        own, finals, ids, tops, others = np.split(values, ends)
+        top = zip(ids.astype(np.int64).reshape(count, -1).tolist(), tops.reshape(count, -1).tolist(), strict=True)
+        final, other = iter(finals.tolist()), iter(others.tolist())
+        for (index, row), logprob, pairs in zip(self.asked, own.tolist(), top, strict=True):
+            token = max(draws.tokens[start + index], 0) if row.target is None else row.target
+            likely = tuple(zip(*pairs, strict=True))[: row.params.logprobs or 0]
+            told = tuple((named, next(other)) for named in row.others) or likely
+            masked = next(final) if row.target is None else None
+            draws.logprobs[start + index] = TokenLogprob(token, logprob, told, masked)
+
+
 def draw_rows(
-    draw: DrawRows, logits: torch.Tensor, rows: Sequence[Row], masks: Masks | None, off: SampleRows
-) -> tuple[torch.Tensor, Draws | None]:
+    draw: DrawRows,
+    logits: torch.Tensor,
+    rows: Sequence[Row],
+    masks: Masks | None,
+    off: SampleRows,
+    find: Likeliest = likeliest,
+) -> tuple[torch.Tensor, Scores | None]:
     """Tokens int64 [R] on the device, negative where none can be drawn; `logits` [R, V] may be overwritten.
 
     off    as many rows, for what of them is not used
+    find   finds the likeliest tokens
 
-    Draws are given as well where they had to be waited for: log-probabilities are put together on the host.
+    With log-probabilities, if any are asked for. Nothing waits for the device.
     """
     scored = [index for index, row in enumerate(rows) if row.params.logprobs is not None or row.target is not None]
     (where,) = upload(logits.device, np.array(scored, np.int64)) if scored else (None,)
@@ -80,7 +118,7 @@ def draw_rows(
     draw(logits, drawn_by, found, tokens, filters=filters)
     if raw is None or where is None:
         return tokens, None
-    return tokens, _score(raw, logits, rows, scored, found.mask, tokens)
+    return tokens, _score(raw, logits, [(index, rows[index]) for index in scored], found.mask, tokens, find)
 
 
 _GREEDY = (0.0, 0, 1.0, 0.0)
@@ -155,60 +193,62 @@ def _biases(
 def _score(
     raw: torch.Tensor,
     logits: torch.Tensor,
-    rows: Sequence[Row],
-    scored: Sequence[int],
+    asked: Sequence[tuple[int, Row]],
     masks: torch.Tensor | None,
     tokens: torch.Tensor,
-) -> Draws:
-    """Returns the draws with the log-probabilities of the `scored` rows.
+    find: Likeliest,
+) -> Scores:
+    """Returns the log-probabilities that the rows `asked` for.
 
     raw      [S, V] float32: logits of these rows as the model gave them
     logits   [R, V]: of all rows, after penalties
     masks    that `Row.masked` points into, on the device
     """
-    draws = to_draws(tokens.tolist())
-    asked = [rows[index] for index in scored]
-    named = [max(draws.tokens[index], 0) if (of := rows[index].target) is None else of for index in scored]
-    log_sum = _log_sum(raw)
-    most = min(max(row.params.logprobs or 0 for row in asked), raw.shape[1])
-    top = likeliest(raw, most)
-    top_values = (raw.gather(1, top) - log_sum).tolist()
-    others = _places([(line, (token, *row.others)) for line, (token, row) in enumerate(zip(named, asked, strict=True))])
-    (places,) = upload(raw.device, others)
-    values = iter((raw[places[0], places[1]] - log_sum[places[0], 0]).tolist())
-    finals = _finals(logits, rows, [index for index in scored if rows[index].target is None], masks, draws.tokens)
-    for line, (index, row) in enumerate(zip(scored, asked, strict=True)):
-        found = [next(values) for _ in range(1 + len(row.others))]
-        pairs = tuple(zip(row.others, found[1:], strict=True))
-        if not row.others:
-            pairs = tuple(zip(top[line].tolist(), top_values[line], strict=True))[: row.params.logprobs or 0]
-        draws.logprobs[index] = TokenLogprob(named[line], found[0], pairs, finals.get(index))
-    return draws
+    most = min(max(row.params.logprobs or 0 for _, row in asked), raw.shape[1])
+    listed = [(line, row.others) for line, (_, row) in enumerate(asked) if row.others]
+    index, target, others = upload(
+        raw.device,
+        np.array([index for index, _ in asked], np.int64),
+        np.array([-1 if row.target is None else row.target for _, row in asked], np.int64),
+        _places(listed) if listed else np.empty((2, 0), np.int64),
+    )
+    named = torch.where(target >= 0, target, tokens.index_select(0, index).clamp(min=0))[:, None]
+    total, top = log_sum(raw), find(raw, most)
+    parts = [
+        raw.gather(1, named) - total,
+        _finals(logits, [(line, *each) for line, each in enumerate(asked) if each[1].target is None], masks, named),
+        top.double(),
+        raw.gather(1, top) - total,
+        raw[others[0], others[1]] - total[others[0], 0],
+    ]
+    return Scores(asked, most, torch.cat([part.flatten() for part in parts]))
 
 
 def _finals(
-    logits: torch.Tensor, rows: Sequence[Row], drawn: Sequence[int], masks: torch.Tensor | None, tokens: Sequence[int]
-) -> dict[int, float]:
-    """Log-probabilities of the `tokens` of the rows `drawn`, when penalties, bias and masks are applied."""
+    logits: torch.Tensor, drawn: Sequence[tuple[int, int, Row]], masks: torch.Tensor | None, named: torch.Tensor
+) -> torch.Tensor:
+    """Log-probabilities, float64 [D, 1], of drawn tokens when penalties, bias and masks are applied.
+
+    drawn    of each row its line in `named` int64 [S, 1], its index in `logits`, and the row
+    """
     if not drawn:
-        return {}
-    where, ids = upload(logits.device, np.array(drawn, np.int64), np.array([[max(tokens[i], 0)] for i in drawn]))
+        return torch.empty(0, 1, dtype=torch.float64, device=logits.device)
+    line_of, where = upload(logits.device, *np.array([each[:2] for each in drawn], np.int64).T)
     lines = logits.index_select(0, where).float()
-    biases = [(line, bias) for line, index in enumerate(drawn) if (bias := rows[index].bias)]
+    biases = [(line, bias) for line, (_, _, row) in enumerate(drawn) if (bias := row.bias)]
     if biases:
         added = np.concatenate([np.fromiter(bias.values(), np.float32, len(bias)) for _, bias in biases])
         places, amounts = upload(lines.device, _places([(line, list(bias)) for line, bias in biases]), added)
         lines[places[0], places[1]] += amounts
-    masked = [(line, row) for line, index in enumerate(drawn) if (row := rows[index].masked) is not None]
+    masked = [(line, row.masked) for line, (_, _, row) in enumerate(drawn) if row.masked is not None]
     if masked:
         assert masks is not None
-        line_of, mask_of = upload(lines.device, *np.array(masked, np.int64).T)
-        mask_logits_(lines, masks[mask_of], line_of)
-    found = (lines.gather(1, ids) - _log_sum(lines))[:, 0]
-    return dict(zip(drawn, found.tolist(), strict=True))
+        under, mask_of = upload(lines.device, *np.array(masked, np.int64).T)
+        mask_logits_(lines, masks[mask_of], under)
+    return lines.gather(1, named.index_select(0, line_of)) - log_sum(lines)
 
 
-def _log_sum(lines: torch.Tensor) -> torch.Tensor:
+def log_sum(lines: torch.Tensor) -> torch.Tensor:
     """The logarithm of the sum of exponentials, float64 [S, 1], of `lines` [S, V] float32: rounded after the largest is
     taken off."""
     top = lines.amax(dim=1, keepdim=True)

@@ -188,7 +188,7 @@ class AheadPasses:
                     self.num_constrained += 1
                     masks[index] = spec.matcher.grammar.row(state) if state >= 0 else 0
                 masked = index if spec.matcher is not None else None
-                rows.append(Row(spec.params, seed=spec.seed, position=work.logits_start + 1, masked=masked))
+                rows.append(Row(spec.params, spec.seed, work.logits_start + 1, banned=spec.banned, masked=masked))
             draws = self.sampler.sample(logits, rows, masks)
             for work, spec, token in zip(plan.work, specs, draws.tokens, strict=True):
                 if spec.matcher is not None:

@@ -7,7 +7,7 @@ import torch
 from bough.kernels.decode_step.grammar_table import GrammarPool, GrammarTable
 from bough.kernels.decode_step.inputs import DecodeInputs
 from bough.kernels.decode_step.select import Drawing
-from bough.kernels.sampling.reference import SampleRows, SampleTables, sample_rows
+from bough.kernels.sampling.reference import SampleRows, SampleTables, likeliest, sample_rows
 
 
 def torch_drawing() -> Drawing:
@@ -16,7 +16,7 @@ def torch_drawing() -> Drawing:
     def draw(logits: torch.Tensor, rows: SampleRows, tables: SampleTables, out: torch.Tensor, *, filters: bool) -> None:
         sample_rows(logits, rows, tables, out)
 
-    return Drawing(begin_decode, draw, end_decode, advance_states)
+    return Drawing(begin_decode, draw, end_decode, advance_states, likeliest)
 
 
 def begin_decode(

@@ -18,6 +18,7 @@ from bough.kernels.attention.decode_rows import DecodeRows
 from bough.kernels.attention.interface import AttentionBatch, KVShape
 from bough.kernels.attention.plan.padded_work import PaddedWork
 from bough.kernels.attention.torch_backend import TorchAttention
+from bough.kernels.decode_step.select import Drawing
 from bough.runtime.engine.engine import Engine
 from bough.runtime.models.decoder import Decoder
 from bough.runtime.models.load import load_model
@@ -85,6 +86,7 @@ def make_engine(
     num_pages: int = NUM_PAGES,
     mask_bytes: int = 1 << 20,
     advance: Callable[..., None] = advance_states,
+    drawing: Drawing | None = None,
     **settings: Any,
 ) -> Engine:
     loaded = load_model(folder, dtype="float32")
@@ -97,7 +99,7 @@ def make_engine(
         attention = PagedTorchAttention(shape, SEQUENCES + 1, 512 // PAGE)
         runner = GpuPasses(
             MixedPasses(model, attention, Eager()),
-            torch_drawing(),
+            drawing or torch_drawing(),
             grammars=DeviceGrammars(258, SEQUENCES + 1, torch.device("cpu"), advance, mask_bytes=mask_bytes),
             max_steps=max_steps,
             overlaps=overlaps,
