@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 
 from ...kernels.attention.interface import AttentionBackend, AttentionLayer, HeadNorm
 from ...kernels.decoder.select import TORCH_OPS, DecoderOps
+from ...kernels.linear.select import FewRowsProduct
 from ..checkpoints.config import ModelConfig, RopeConfig
 from .rope_frequencies import attention_factor, rope_frequencies
 
@@ -62,13 +63,15 @@ Projection = Callable[[torch.Tensor], torch.Tensor]  # [T, N] -> [T, M]
 
 @dataclass(frozen=True)
 class Linear:
-    """x W^T + b. `weight` [M, N], `bias` [M] or None."""
+    """x W^T + b. `weight` [M, N], `bias` [M] or None; `few_rows` multiplies few rows where it is faster than torch."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
+    few_rows: FewRowsProduct | None = field(default=None, repr=False)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
+        product = None if self.few_rows is None else self.few_rows.multiply(x, self.bias)
+        return F.linear(x, self.weight, self.bias) if product is None else product
 
 
 @dataclass
@@ -109,9 +112,10 @@ class Decoder:
         self.head_dim = config.head_dim
         self.embedding = parameters["embedding"]
         self.norm = parameters["norm"]
-        self.head: Projection = Linear(parameters.get("head", self.embedding))
+        head = parameters.get("head", self.embedding)
+        self.head: Projection = Linear(head, few_rows=self.ops.few_rows(head))
         made = {} if projections is None else projections
-        self.layers = [_make_layer(config, parameters, made, index) for index in range(config.num_layers)]
+        self.layers = [_make_layer(config, parameters, made, self.ops, index) for index in range(config.num_layers)]
         device = self.embedding.device
         tabulated = device.type != "cpu" and config.max_position <= _MAX_TABULATED
         num_tabulated = config.max_position if tabulated else 0
@@ -131,9 +135,15 @@ class Decoder:
         for layer, next_norm in zip(self.layers, next_norms, strict=True):
             attended = attention.run_qkv(layer.attention, layer.qkv(normed), rotation if layer.rotates else None)
             normed = ops.add_rms_norm(hidden, layer.out(attended.flatten(-2)), layer.post_norm, eps)
-            expanded = ops.silu_multiply(layer.gate_up(normed))
-            normed = ops.add_rms_norm(hidden, layer.down(expanded), next_norm, eps)
+            normed = ops.add_rms_norm(hidden, layer.down(self._expand(layer.gate_up, normed)), next_norm, eps)
         return normed
+
+    def _expand(self, gate_up: Projection, normed: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up: [T, hidden_size] -> [T, intermediate_size]; in one launch where there is a kernel for it."""
+        expanded = None
+        if isinstance(gate_up, Linear) and gate_up.few_rows is not None:
+            expanded = gate_up.few_rows.multiply_gated(normed, gate_up.bias)
+        return self.ops.silu_multiply(gate_up(normed)) if expanded is None else expanded
 
     def logits(self, hidden: torch.Tensor, *, keep_dtype: bool = False) -> torch.Tensor:
         """Scores of the next token, for the rows of `hidden` given only.
@@ -147,7 +157,11 @@ class Decoder:
 
 
 def _make_layer(
-    config: ModelConfig, parameters: Mapping[str, torch.Tensor], made: Mapping[str, Projection], index: int
+    config: ModelConfig,
+    parameters: Mapping[str, torch.Tensor],
+    made: Mapping[str, Projection],
+    ops: DecoderOps,
+    index: int,
 ) -> Layer:
     def find(name: str) -> torch.Tensor | None:
         return parameters.get(f"layers.{index}.{name}")
@@ -156,7 +170,10 @@ def _make_layer(
         return parameters[f"layers.{index}.{name}"]
 
     def project(name: str) -> Projection:
-        return made.get(f"layers.{index}.{name}") or Linear(require(name), find(f"{name}_bias"))
+        if (projection := made.get(f"layers.{index}.{name}")) is not None:
+            return projection
+        weight = require(name)
+        return Linear(weight, find(f"{name}_bias"), ops.few_rows(weight))
 
     q_norm, k_norm = find("q_norm"), find("k_norm")
     norm = HeadNorm(q_norm, k_norm, config.norm_eps) if q_norm is not None and k_norm is not None else None
