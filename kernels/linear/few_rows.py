@@ -7,6 +7,9 @@ at once: programs for every multiprocessor in one round, each with few blocks.
 Up to 4 rows are multiplied without tensor cores, which would compute 16; each program adds whole sums, so that none
 waits for another. More rows are a product whose first operand is the weight; programs share sums, as in `tiles`. With
 GATED, the weight's halves are a gate's and an input's rows, and silu(gate) * up is stored, of both as rounded.
+
+Where a row of x fits a program's registers, the residual's sum and its RMSNorm may be computed there, by each program
+anew, while the weight is on its way: one launch less, and the same numbers as `decoder.norm` rounds them.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -62,6 +65,13 @@ _TABLE: Mapping[tuple[int, str], Config | None] = {
 }
 """By the rows of x up to which each is used, and the class of the weight. None, or none: cuBLAS is faster."""
 
+_NORMED: Mapping[tuple[int, int], Tile] = {
+    (1, 1024): Tile(1, 4, 4, 1, 1024),
+    (2, 1024): Tile(2, 4, 4, 1, 1024),
+    (4, 1024): Tile(4, 2, 4, 1, 1024),
+}
+"""By rows of x, and by columns, up to which each is used where the norm is computed, too."""
+
 _LOWEST = min(
     (config.tile.m for config in _TABLE.values() if config is not None and config.splits is not None), default=64
 )
@@ -90,6 +100,14 @@ def choose(num_rows: int, width: int, columns: int, dtype: torch.dtype, device: 
     return _TABLE.get((bucket, classify(width, columns)))
 
 
+def choose_normed(num_rows: int, width: int, columns: int, dtype: torch.dtype, device: torch.device) -> Config | None:
+    """Returns how the same product is computed of the RMSNorm of a sum; None where the norm is a launch of its own."""
+    if choose(num_rows, width, columns, dtype, device) is None or classify(width, columns) == "large":
+        return None
+    fitting = [key for key in _NORMED if num_rows <= key[0] and columns <= key[1]]
+    return Config(_NORMED[min(fitting)]) if fitting else None
+
+
 class FewRows:
     """The products of a weight [M, N], contiguous, with few rows: None where cuBLAS is to compute them.
 
@@ -107,6 +125,26 @@ class FewRows:
     def multiply_gated(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
         """silu(gate) * up, where x W^T + b are the gate's half, rounded, and then the up half; returns [T, M / 2]."""
         return self._compute(x, bias, gated=True)
+
+    def multiply_normed(
+        self,
+        hidden: torch.Tensor,
+        delta: torch.Tensor,
+        norm: torch.Tensor,
+        eps: float,
+        bias: torch.Tensor | None,
+        *,
+        gated: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """hidden + delta [T, N], rounded; and either product of that sum's RMSNorm, whose weight is `norm` [N]."""
+        width, columns = self._weight.shape
+        even = hidden.is_contiguous() and delta.is_contiguous()
+        config = choose_normed(len(hidden), width, columns, hidden.dtype, hidden.device) if even else None
+        return (
+            None
+            if config is None
+            else multiply_normed(hidden, delta, norm, eps, self._weight, bias, config.tile, gated=gated)
+        )
 
     def _compute(self, x: torch.Tensor, bias: torch.Tensor | None, *, gated: bool) -> torch.Tensor | None:
         width, columns = self._weight.shape
@@ -172,6 +210,51 @@ def _linear_fma(
             values = tl.load(x_at + begin, mask=inside, other=0.0)
         acc += numbers.to(tl.float32)[:, None, :] * values.to(tl.float32)[None, :, :]
     _store(tl.sum(acc, 2), bias, out, t, row, m, T, M, BLOCK_M, GATED, BIAS)
+
+
+@triton.jit(do_not_specialize=["T"])
+def _linear_normed(
+    hidden,  # [T, N]
+    delta,  # [T, N]
+    norm,  # [N]
+    total,  # [T, N] hidden + delta
+    weight,  # [M, N]
+    bias,  # [M], read with BIAS only
+    out,  # [T, M], or [T, M / 2] with GATED
+    T,
+    M,
+    N,
+    eps,
+    BLOCK_T: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,  # at least N
+    EVEN_N: tl.constexpr,  # it is N
+    GATED: tl.constexpr,
+    BIAS: tl.constexpr,
+):
+    t, m, row = _place(M, BLOCK_T, BLOCK_M, GATED)
+    n = tl.arange(0, BLOCK_N)
+    at = tl.minimum(t, T - 1)[:, None] * N + n[None, :]
+    weight_at = weight + row.to(tl.int64)[:, None] * N + n[None, :]
+    if EVEN_N:
+        numbers = tl.load(weight_at)
+        value = tl.load(hidden + at).to(tl.float32) + tl.load(delta + at).to(tl.float32)
+        factor = tl.load(norm + n)
+    else:
+        inside = (n < N)[None, :]
+        numbers = tl.load(weight_at, mask=inside, other=0.0)
+        value = tl.load(hidden + at, mask=inside, other=0.0).to(tl.float32)
+        value += tl.load(delta + at, mask=inside, other=0.0).to(tl.float32)
+        factor = tl.load(norm + n, mask=n < N, other=0.0)
+    dtype: tl.constexpr = hidden.dtype.element_ty
+    rounded = value.to(dtype)
+    if tl.program_id(0) == 0:
+        tl.store(total + at, rounded, mask=(t < T)[:, None] & (n < N)[None, :])
+    wide = rounded.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 1) / N + eps)
+    normed = (wide * scale[:, None] * factor.to(tl.float32)[None, :]).to(dtype).to(tl.float32)
+    sums = tl.sum(numbers.to(tl.float32)[:, None, :] * normed[None, :, :], 2)
+    _store(sums, bias, out, t, row, m, T, M, BLOCK_M, GATED, BIAS)
 
 
 @triton.jit(do_not_specialize=["T", "blocks", "blocks_each"])
@@ -258,6 +341,43 @@ def multiply(
     return out
 
 
+def multiply_normed(
+    hidden: torch.Tensor,
+    delta: torch.Tensor,
+    norm: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    tile: Tile,
+    *,
+    gated: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """hidden + delta [T, N], rounded, and `multiply` of its RMSNorm; all contiguous, N up to tile.n, T up to tile.t."""
+    (num_rows, columns), width = hidden.shape, len(weight)
+    assert 0 < num_rows <= tile.t and columns <= tile.n and weight.is_contiguous() and not (gated and width % 2)
+    assert hidden.is_contiguous() and delta.is_contiguous() and delta.shape == hidden.shape
+    total = torch.empty((num_rows, columns), dtype=hidden.dtype, device=hidden.device)
+    out = torch.empty((num_rows, width // 2 if gated else width), dtype=hidden.dtype, device=hidden.device)
+    constants = _constants(tile, columns) | {"GATED": gated, "BIAS": bias is not None}
+    del constants["STAGES"]
+    _linear_normed[(triton.cdiv(width, tile.m), 1, 1)](
+        hidden,
+        delta,
+        norm,
+        total,
+        weight,
+        bias,
+        out,
+        num_rows,
+        width,
+        columns,
+        eps,
+        **constants,
+        num_warps=tile.num_warps,
+    )
+    return total, out
+
+
 def _constants(tile: Tile, columns: int) -> dict[str, int | bool]:
     return {
         "BLOCK_T": tile.t,
@@ -274,7 +394,23 @@ def compile_cases() -> list[CompileCase]:
     for config in (_TABLE[4, "small"], _TABLE[64, "small"]):
         if config is not None:
             cases += [_case(config, gated=True), _case(config, bias=True, dtype="fp16"), _case(config, columns=576)]
+    for tile in _NORMED.values():
+        cases += [_normed_case(tile), _normed_case(tile, gated=True), _normed_case(tile, columns=576)]
     return list({case.name: case for case in cases}.values())
+
+
+def _normed_case(tile: Tile, *, gated: bool = False, columns: int = 1024) -> CompileCase:
+    pointers = dict.fromkeys(("hidden", "delta", "norm", "total", "weight", "bias", "out"), "*bf16")
+    constants = _constants(tile, columns) | {"GATED": gated, "BIAS": False}
+    del constants["STAGES"]
+    return CompileCase(
+        name=f"normed T{tile.t} M{tile.m} N{columns}{' GATED' * gated}",
+        kernel=_linear_normed,
+        signature=pointers | dict.fromkeys(("T", "M", "N"), "i32") | {"eps": "fp32"},
+        constants=constants,
+        num_warps=tile.num_warps,
+        aligned=(*pointers, "M", "N"),
+    )
 
 
 def _case(

@@ -98,6 +98,17 @@ class FewRowsProduct(Protocol):
 
     def multiply_gated(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None: ...
 
+    def multiply_normed(
+        self,
+        hidden: torch.Tensor,
+        delta: torch.Tensor,
+        norm: torch.Tensor,
+        eps: float,
+        bias: torch.Tensor | None,
+        *,
+        gated: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor] | None: ...
+
 
 def select_few_rows(weight: torch.Tensor) -> FewRowsProduct | None:
     """The products of few rows with a plain weight, on its device; None if only torch has them."""

@@ -130,20 +130,45 @@ class Decoder:
         ops, eps = self.ops, self.config.norm_eps
         hidden = F.embedding(tokens, self.embedding)
         rotation = self._positions.angles(positions)
-        normed = ops.rms_norm(hidden, self.layers[0].input_norm, eps)
-        next_norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
-        for layer, next_norm in zip(self.layers, next_norms, strict=True):
-            attended = attention.run_qkv(layer.attention, layer.qkv(normed), rotation if layer.rotates else None)
-            normed = ops.add_rms_norm(hidden, layer.out(attended.flatten(-2)), layer.post_norm, eps)
-            normed = ops.add_rms_norm(hidden, layer.down(self._expand(layer.gate_up, normed)), next_norm, eps)
-        return normed
+        delta = None
+        for layer in self.layers:
+            if delta is None:
+                qkv = layer.qkv(ops.rms_norm(hidden, layer.input_norm, eps))
+            else:
+                hidden, qkv = self._project(layer.qkv, hidden, delta, layer.input_norm)
+            attended = attention.run_qkv(layer.attention, qkv, rotation if layer.rotates else None)
+            delta = layer.out(attended.flatten(-2))
+            hidden, expanded = self._project(layer.gate_up, hidden, delta, layer.post_norm, gated=True)
+            delta = layer.down(expanded)
+        assert delta is not None
+        return ops.add_rms_norm(hidden, delta, self.norm, eps)
 
-    def _expand(self, gate_up: Projection, normed: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up: [T, hidden_size] -> [T, intermediate_size]; in one launch where there is a kernel for it."""
-        expanded = None
-        if isinstance(gate_up, Linear) and gate_up.few_rows is not None:
-            expanded = gate_up.few_rows.multiply_gated(normed, gate_up.bias)
-        return self.ops.silu_multiply(gate_up(normed)) if expanded is None else expanded
+    def _project(
+        self,
+        projection: Projection,
+        hidden: torch.Tensor,
+        delta: torch.Tensor,
+        norm: torch.Tensor,
+        *,
+        gated: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """hidden + delta, which may be `hidden` itself, and the projection of its norm, in one launch where it can be.
+
+        hidden, delta   [T, hidden_size]
+        gated           silu(gate) * up of the projection, instead of itself
+        """
+        ops, eps = self.ops, self.config.norm_eps
+        few_rows = projection.few_rows if isinstance(projection, Linear) else None
+        bias = projection.bias if isinstance(projection, Linear) else None
+        if few_rows is not None:
+            found = few_rows.multiply_normed(hidden, delta, norm, eps, bias, gated=gated)
+            if found is not None:
+                return found
+        normed = ops.add_rms_norm(hidden, delta, norm, eps)
+        if not gated:
+            return hidden, projection(normed)
+        expanded = None if few_rows is None else few_rows.multiply_gated(normed, bias)
+        return hidden, ops.silu_multiply(projection(normed)) if expanded is None else expanded
 
     def logits(self, hidden: torch.Tensor, *, keep_dtype: bool = False) -> torch.Tensor:
         """Scores of the next token, for the rows of `hidden` given only.

@@ -11,7 +11,7 @@ import torch
 
 from bough.kernels.decoder import reference
 from bough.kernels.linear import few_rows
-from bough.kernels.linear.few_rows import Config, FewRows, choose, classify, multiply
+from bough.kernels.linear.few_rows import Config, FewRows, choose, choose_normed, classify, multiply, multiply_normed
 from bough.kernels.linear.select import select_few_rows
 from bough.kernels.linear.tiles import Tile, make_counters
 
@@ -97,6 +97,21 @@ def test_gated_is_the_gate_of_the_product(width: int, config: Config, has_bias: 
     assert (out == expected).double().mean() > 0.98
 
 
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("rows", "width", "columns"), [(1, 64, 128), (2, 66, 100), (3, 130, 128), (4, 2, 1)])
+def test_normed_is_the_product_of_the_norm(rows: int, width: int, columns: int, gated: bool) -> None:
+    (x, weight, bias), tile = make(rows, width, columns, torch.bfloat16), Tile(4, 4, 4, 1, 128)
+    hidden, delta, norm = x.contiguous(), x.flip(0).contiguous() * 3, 1 + weight[0] / 4
+    before = hidden.clone()
+    total, out = multiply_normed(hidden, delta, norm, 1e-6, weight, bias, tile, gated=gated)
+    assert torch.equal(total, before + delta) and torch.equal(hidden, before)
+    normed = reference.rms_norm(total.float(), norm.float(), 1e-6).to(x.dtype)
+    expected = run(normed, weight, bias, Config(tile), gated=gated)
+    torch.testing.assert_close(out, expected, rtol=2**-6, atol=1e-2)
+    assert (out == expected).double().mean() > 0.9
+
+
 def test_rows_with_gaps_between_their_elements_are_refused() -> None:
     x, weight, _ = make(2, 64, 64, torch.bfloat16)
     with pytest.raises(AssertionError):
@@ -141,6 +156,15 @@ def test_cublas_serves_the_rest() -> None:
     assert choose(1, 4096, 1024, torch.float32, GPU) is None
     assert choose(1, 4096, 1024, torch.bfloat16, torch.device("cpu")) is None
     assert choose(1, 151_936, 1024, torch.bfloat16, GPU) is None, "the head"
+
+
+def test_norms_are_computed_with_short_rows() -> None:
+    tile = few_rows._NORMED[4, 1024]
+    assert choose_normed(3, 4096, 1024, torch.bfloat16, GPU) == Config(tile)
+    for rows, width, columns in ((5, 4096, 1024), (1, 4096, 4096), (1, 151_936, 1024), (1, 1024, 2048)):
+        assert choose_normed(rows, width, columns, torch.bfloat16, GPU) is None
+    for (rows, columns), tile in few_rows._NORMED.items():
+        assert rows <= tile.t and columns <= tile.n
 
 
 def test_every_row_count_of_the_table_has_tiles_for_it() -> None:

@@ -95,7 +95,9 @@ def test_few_rows_have_products_of_their_own(architecture: str, monkeypatch: pyt
     assert torch.equal(prefill(few, tokens), expected)
     monkeypatch.setattr(few_rows, "choose", lambda *_: few_rows.Config(Tile(4, 4, 4, 1, 32)))
     monkeypatch.setattr(torch.nn.functional, "linear", None)
-    torch.testing.assert_close(prefill(few, tokens), expected, rtol=5e-2, atol=5e-2)
+    for normed in (None, few_rows.Config(Tile(4, 4, 4, 1, 64))):
+        monkeypatch.setattr(few_rows, "choose_normed", lambda *_, normed=normed: normed)
+        torch.testing.assert_close(prefill(few, tokens), expected, rtol=5e-2, atol=5e-2)
     torch.testing.assert_close(few.logits(expected), scores, rtol=2e-2, atol=2e-2)
 
 
