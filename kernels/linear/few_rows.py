@@ -190,6 +190,7 @@ def _linear_fma(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     EVEN_N: tl.constexpr,  # N is a multiple of BLOCK_N
+    ONE_BLOCK: tl.constexpr,  # N is at most BLOCK_N
     GATED: tl.constexpr,
     BIAS: tl.constexpr,
     STAGES: tl.constexpr,
@@ -199,16 +200,18 @@ def _linear_fma(
     # Past the last row of x that row is read again, as the weight's is.
     x_at = x + tl.minimum(t, T - 1).to(tl.int64)[:, None] * x_stride + n[None, :]
     weight_at = weight + row.to(tl.int64)[:, None] * N + n[None, :]
-    acc = tl.zeros([BLOCK_M, BLOCK_T, BLOCK_N], tl.float32)
-    for begin in tl.range(0, N, BLOCK_N, num_stages=STAGES):
-        if EVEN_N:
-            numbers = tl.load(weight_at + begin)
-            values = tl.load(x_at + begin)
-        else:
+    if ONE_BLOCK:  # without a loop there are no sums to keep, and half the registers do
+        inside = (n < N)[None, :]
+        numbers = tl.load(weight_at) if EVEN_N else tl.load(weight_at, mask=inside, other=0.0)
+        values = tl.load(x_at) if EVEN_N else tl.load(x_at, mask=inside, other=0.0)
+        acc = numbers.to(tl.float32)[:, None, :] * values.to(tl.float32)[None, :, :]
+    else:
+        acc = tl.zeros([BLOCK_M, BLOCK_T, BLOCK_N], tl.float32)
+        for begin in tl.range(0, N, BLOCK_N, num_stages=STAGES):
             inside = (begin + n < N)[None, :]
-            numbers = tl.load(weight_at + begin, mask=inside, other=0.0)
-            values = tl.load(x_at + begin, mask=inside, other=0.0)
-        acc += numbers.to(tl.float32)[:, None, :] * values.to(tl.float32)[None, :, :]
+            numbers = tl.load(weight_at + begin) if EVEN_N else tl.load(weight_at + begin, mask=inside, other=0.0)
+            values = tl.load(x_at + begin) if EVEN_N else tl.load(x_at + begin, mask=inside, other=0.0)
+            acc += numbers.to(tl.float32)[:, None, :] * values.to(tl.float32)[None, :, :]
     _store(tl.sum(acc, 2), bias, out, t, row, m, T, M, BLOCK_M, GATED, BIAS)
 
 
@@ -331,7 +334,8 @@ def multiply(
     warps_and_stages = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
     if config.splits is None:
         grid = (triton.cdiv(width, tile.m), 1, 1)
-        _linear_fma[grid](x, weight, bias, out, *sizes, **constants, **warps_and_stages)
+        one_block = columns <= tile.n
+        _linear_fma[grid](x, weight, bias, out, *sizes, ONE_BLOCK=one_block, **constants, **warps_and_stages)
         return out
     blocks = triton.cdiv(columns, tile.n)
     cut = cut_blocks(x, width, blocks, triton.cdiv(blocks, config.splits), tile, arrived, dtype=torch.float32)
@@ -390,7 +394,9 @@ def _constants(tile: Tile, columns: int) -> dict[str, int | bool]:
 
 def compile_cases() -> list[CompileCase]:
     """Every configuration of the table; gated, with a bias, in float16 and of ragged sums: one of either kernel."""
-    cases = [_case(config) for config in _TABLE.values() if config is not None]
+    cases = [
+        _case(config, columns=columns) for config in _TABLE.values() if config is not None for columns in (1024, 4096)
+    ]
     for config in (_TABLE[4, "small"], _TABLE[64, "small"]):
         if config is not None:
             cases += [_case(config, gated=True), _case(config, bias=True, dtype="fp16"), _case(config, columns=576)]
@@ -424,6 +430,8 @@ def _case(
         pointers |= {"parts": "*fp32", "arrived": "*i32"}
         numbers += ["blocks", "blocks_each"]
         constants["SPLIT"] = config.splits != 1
+    else:
+        constants["ONE_BLOCK"] = columns <= tile.n
     sizes = f"T{tile.t} M{tile.m} N{tile.n} W{tile.num_warps} S{tile.num_stages}"
     options = [dtype, f"N{columns}", *(name for name in ("GATED", "BIAS", "SPLIT") if constants.get(name))]
     return CompileCase(
