@@ -1,4 +1,4 @@
-"""A decoder's operations between its matrix products: their interface, and which implementation a device is given."""
+"""A decoder's operations, and products of few rows: their interface, and which implementation a device is given."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..linear.select import FewRowsProduct, select_few_rows
 from . import reference
 
 
@@ -23,11 +24,14 @@ class DecoderOps:
         hidden, delta, result [T, N].
     silu_multiply(gate_up)
         silu(gate) * up. gate_up [T, 2 * N], the gate's half, then the up half; returns [T, N].
+    few_rows(weight)
+        what multiplies few rows by a plain weight, or None: torch's product does. Once a weight.
     """
 
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     add_rms_norm: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
     silu_multiply: Callable[[torch.Tensor], torch.Tensor]
+    few_rows: Callable[[torch.Tensor], FewRowsProduct | None]
 
 
 def _add_rms_norm(hidden: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -35,7 +39,11 @@ def _add_rms_norm(hidden: torch.Tensor, delta: torch.Tensor, weight: torch.Tenso
     return reference.rms_norm(hidden, weight, eps)
 
 
-TORCH_OPS = DecoderOps(reference.rms_norm, _add_rms_norm, reference.silu_multiply)
+def _no_few_rows(weight: torch.Tensor) -> FewRowsProduct | None:
+    return None
+
+
+TORCH_OPS = DecoderOps(reference.rms_norm, _add_rms_norm, reference.silu_multiply, _no_few_rows)
 """Torch operators, for any device and dtype: the reference operations, which allocate their intermediate results."""
 
 
@@ -44,7 +52,7 @@ def triton_ops() -> DecoderOps:
     the other rows."""
     from . import norm, silu
 
-    return DecoderOps(norm.rms_norm, norm.add_rms_norm, silu.silu_multiply)
+    return DecoderOps(norm.rms_norm, norm.add_rms_norm, silu.silu_multiply, select_few_rows)
 
 
 def select_ops(device: str | torch.device, backend: str = "auto") -> DecoderOps:

@@ -1,4 +1,4 @@
-"""Linear layers: quantised weights (packed blocks, bytes) and products whose bits do not depend on the batch.
+"""Linear layers: quantised weights (packed blocks, bytes), few rows, and products in bits that no batch changes.
 
 Rows of activations and stored weights come in, rows go out. `select` chooses the kernel for a format and a device.
 

@@ -1,4 +1,4 @@
-"""Chooses how a device multiplies: by a quantised weight, or in bits that do not depend on the batch."""
+"""Chooses how a device multiplies: by a quantised weight, few rows, or in bits that do not depend on the batch."""
 
 from __future__ import annotations
 
@@ -89,6 +89,34 @@ def _with_counters(
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
     return product(x, weight, bias, arrived)
+
+
+class FewRowsProduct(Protocol):
+    """See few_rows.FewRows."""
+
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None: ...
+
+    def multiply_gated(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None: ...
+
+    def multiply_normed(
+        self,
+        hidden: torch.Tensor,
+        delta: torch.Tensor,
+        norm: torch.Tensor,
+        eps: float,
+        bias: torch.Tensor | None,
+        *,
+        gated: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor] | None: ...
+
+
+def select_few_rows(weight: torch.Tensor) -> FewRowsProduct | None:
+    """The products of few rows with a plain weight, on its device; None if only torch has them."""
+    if not has_kernels(weight.device, weight.dtype) or not weight.is_contiguous():
+        return None
+    from .few_rows import FewRows
+
+    return FewRows(weight)
 
 
 class InvariantProduct(Protocol):

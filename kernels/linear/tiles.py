@@ -67,12 +67,20 @@ def cut_product(
     dtype      of the sums
     splits     whether programs may share one; only rows that fit one tile do
     """
-    num_rows, tiles, num_splits, each = x.shape[0], triton.cdiv(width, tile.m), 1, blocks
-    if num_rows <= tile.t and splits:
-        num_splits, each = choose_splits(tiles, blocks, num_processors(x.device), tile.t)
-    assert arrived.numel() >= tiles
+    each = blocks
+    if len(x) <= tile.t and splits:
+        _, each = choose_splits(triton.cdiv(width, tile.m), blocks, num_processors(x.device), tile.t)
+    return cut_blocks(x, width, blocks, each, tile, arrived, dtype=dtype)
+
+
+def cut_blocks(
+    x: torch.Tensor, width: int, blocks: int, each: int, tile: Tile, arrived: torch.Tensor, *, dtype: torch.dtype
+) -> Cut:
+    """Cuts as cut_product does, with `each` blocks of a sum for a program: all, if the rows fill several tiles."""
+    tiles, num_splits = triton.cdiv(width, tile.m), triton.cdiv(blocks, each)
+    assert num_splits == 1 or (len(x) <= tile.t and arrived.numel() >= tiles)
     parts = torch.empty((tiles * num_splits, tile.t, tile.m) if num_splits > 1 else 0, dtype=dtype, device=x.device)
-    return Cut((tiles, num_splits, triton.cdiv(num_rows, tile.t)), each, parts)
+    return Cut((tiles, num_splits, triton.cdiv(len(x), tile.t)), each, parts)
 
 
 @triton.jit
@@ -146,6 +154,6 @@ def choose_splits(tiles: int, blocks: int, processors: int, block_t: int) -> tup
     return triton.cdiv(blocks, each), each
 
 
-def make_counters(num_rows: int, device: torch.device | str) -> torch.Tensor:
-    """The `arrived` of a weight of `num_rows` rows, whose tiles have 64 or more."""
-    return torch.zeros(triton.cdiv(num_rows, 64), dtype=torch.int32, device=device)
+def make_counters(num_rows: int, device: torch.device | str, *, tile_rows: int = 64) -> torch.Tensor:
+    """The `arrived` of a weight of `num_rows` rows, whose tiles have `tile_rows` or more."""
+    return torch.zeros(triton.cdiv(num_rows, tile_rows), dtype=torch.int32, device=device)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 
 from ...kernels.attention.interface import AttentionBackend, AttentionLayer, HeadNorm
 from ...kernels.decoder.select import TORCH_OPS, DecoderOps
+from ...kernels.linear.select import FewRowsProduct
 from ..checkpoints.config import ModelConfig, RopeConfig
 from .rope_frequencies import attention_factor, rope_frequencies
 
@@ -62,13 +63,15 @@ Projection = Callable[[torch.Tensor], torch.Tensor]  # [T, N] -> [T, M]
 
 @dataclass(frozen=True)
 class Linear:
-    """x W^T + b. `weight` [M, N], `bias` [M] or None."""
+    """x W^T + b. `weight` [M, N], `bias` [M] or None; `few_rows` multiplies few rows where it is faster than torch."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
+    few_rows: FewRowsProduct | None = field(default=None, repr=False)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
+        product = None if self.few_rows is None else self.few_rows.multiply(x, self.bias)
+        return F.linear(x, self.weight, self.bias) if product is None else product
 
 
 @dataclass
@@ -109,9 +112,10 @@ class Decoder:
         self.head_dim = config.head_dim
         self.embedding = parameters["embedding"]
         self.norm = parameters["norm"]
-        self.head: Projection = Linear(parameters.get("head", self.embedding))
+        head = parameters.get("head", self.embedding)
+        self.head: Projection = Linear(head, few_rows=self.ops.few_rows(head))
         made = {} if projections is None else projections
-        self.layers = [_make_layer(config, parameters, made, index) for index in range(config.num_layers)]
+        self.layers = [_make_layer(config, parameters, made, self.ops, index) for index in range(config.num_layers)]
         device = self.embedding.device
         tabulated = device.type != "cpu" and config.max_position <= _MAX_TABULATED
         num_tabulated = config.max_position if tabulated else 0
@@ -126,14 +130,45 @@ class Decoder:
         ops, eps = self.ops, self.config.norm_eps
         hidden = F.embedding(tokens, self.embedding)
         rotation = self._positions.angles(positions)
-        normed = ops.rms_norm(hidden, self.layers[0].input_norm, eps)
-        next_norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
-        for layer, next_norm in zip(self.layers, next_norms, strict=True):
-            attended = attention.run_qkv(layer.attention, layer.qkv(normed), rotation if layer.rotates else None)
-            normed = ops.add_rms_norm(hidden, layer.out(attended.flatten(-2)), layer.post_norm, eps)
-            expanded = ops.silu_multiply(layer.gate_up(normed))
-            normed = ops.add_rms_norm(hidden, layer.down(expanded), next_norm, eps)
-        return normed
+        delta = None
+        for layer in self.layers:
+            if delta is None:
+                qkv = layer.qkv(ops.rms_norm(hidden, layer.input_norm, eps))
+            else:
+                hidden, qkv = self._project(layer.qkv, hidden, delta, layer.input_norm)
+            attended = attention.run_qkv(layer.attention, qkv, rotation if layer.rotates else None)
+            delta = layer.out(attended.flatten(-2))
+            hidden, expanded = self._project(layer.gate_up, hidden, delta, layer.post_norm, gated=True)
+            delta = layer.down(expanded)
+        assert delta is not None
+        return ops.add_rms_norm(hidden, delta, self.norm, eps)
+
+    def _project(
+        self,
+        projection: Projection,
+        hidden: torch.Tensor,
+        delta: torch.Tensor,
+        norm: torch.Tensor,
+        *,
+        gated: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """hidden + delta, which may be `hidden` itself, and the projection of its norm, in one launch where it can be.
+
+        hidden, delta   [T, hidden_size]
+        gated           silu(gate) * up of the projection, instead of itself
+        """
+        ops, eps = self.ops, self.config.norm_eps
+        few_rows = projection.few_rows if isinstance(projection, Linear) else None
+        bias = projection.bias if isinstance(projection, Linear) else None
+        if few_rows is not None:
+            found = few_rows.multiply_normed(hidden, delta, norm, eps, bias, gated=gated)
+            if found is not None:
+                return found
+        normed = ops.add_rms_norm(hidden, delta, norm, eps)
+        if not gated:
+            return hidden, projection(normed)
+        expanded = None if few_rows is None else few_rows.multiply_gated(normed, bias)
+        return hidden, ops.silu_multiply(projection(normed)) if expanded is None else expanded
 
     def logits(self, hidden: torch.Tensor, *, keep_dtype: bool = False) -> torch.Tensor:
         """Scores of the next token, for the rows of `hidden` given only.
@@ -147,7 +182,11 @@ class Decoder:
 
 
 def _make_layer(
-    config: ModelConfig, parameters: Mapping[str, torch.Tensor], made: Mapping[str, Projection], index: int
+    config: ModelConfig,
+    parameters: Mapping[str, torch.Tensor],
+    made: Mapping[str, Projection],
+    ops: DecoderOps,
+    index: int,
 ) -> Layer:
     def find(name: str) -> torch.Tensor | None:
         return parameters.get(f"layers.{index}.{name}")
@@ -156,7 +195,10 @@ def _make_layer(
         return parameters[f"layers.{index}.{name}"]
 
     def project(name: str) -> Projection:
-        return made.get(f"layers.{index}.{name}") or Linear(require(name), find(f"{name}_bias"))
+        if (projection := made.get(f"layers.{index}.{name}")) is not None:
+            return projection
+        weight = require(name)
+        return Linear(weight, find(f"{name}_bias"), ops.few_rows(weight))
 
     q_norm, k_norm = find("q_norm"), find("k_norm")
     norm = HeadNorm(q_norm, k_norm, config.norm_eps) if q_norm is not None and k_norm is not None else None

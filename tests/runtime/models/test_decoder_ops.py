@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from ...kernels.attention.oracle import ReferenceAttention
 from ...support.triton_interpreter import DEVICE, HAS_GPU
 
 from bough.kernels.attention.rope_store import rope_store  # isort: skip  after the interpreter
+from bough.kernels.linear import few_rows  # isort: skip
+from bough.kernels.linear.tiles import Tile  # isort: skip
 
 TRITON_OPS = triton_ops()
 
@@ -76,6 +79,26 @@ def test_the_operations_may_be_exchanged(architecture: str) -> None:
     expected = prefill(plain, tokens)
     assert expected.std() > 0.1
     torch.testing.assert_close(prefill(fast, tokens), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+def test_few_rows_have_products_of_their_own(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of every layer, the head's and the gate's: where there is a configuration, torch multiplies nothing."""
+    config = make_config(architecture)
+    parameters = make_parameters(config, torch.bfloat16)
+    tokens = [3, 60, 7]
+    plain = Decoder(config, parameters, TORCH_OPS)
+    few = Decoder(config, parameters, replace(TORCH_OPS, few_rows=few_rows.FewRows))
+    expected = prefill(plain, tokens)
+    scores = plain.logits(expected)
+    monkeypatch.setattr(few_rows, "choose", lambda *_: None)
+    assert torch.equal(prefill(few, tokens), expected)
+    monkeypatch.setattr(few_rows, "choose", lambda *_: few_rows.Config(Tile(4, 4, 4, 1, 32)))
+    monkeypatch.setattr(torch.nn.functional, "linear", None)
+    for normed in (None, few_rows.Config(Tile(4, 4, 4, 1, 64))):
+        monkeypatch.setattr(few_rows, "choose_normed", lambda *_, normed=normed: normed)
+        torch.testing.assert_close(prefill(few, tokens), expected, rtol=5e-2, atol=5e-2)
+    torch.testing.assert_close(few.logits(expected), scores, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("rope", ROPES)

@@ -33,16 +33,11 @@ def test_every_row_of_a_family_is_right(family):
         assert row.pct_floor is None or 0 < row.pct_floor < 150
 
 
-def test_cublas_has_a_time_beside_every_quantised_product():
+def test_cublas_has_a_time_beside_every_product():
     """It multiplies the weight as it is, and is not held to the rounded one."""
     rows = [list(case.run())[-1] for case in family_cases("layers:linear", QUICK)]
-    assert {row.cfg["kind"]: row.peers.get("cublas") is not None for row in rows} == {
-        "bf16": False,
-        "invariant": True,
-        "fp8": True,
-        "int8": True,
-        "int4": True,
-    }
+    assert {row.cfg["kind"] for row in rows} == {"bf16", "invariant", "fp8", "int8", "int4"}
+    assert all(row.peers.get("cublas") is not None for row in rows)
 
 
 def test_the_sampler_draws_the_references_tokens():
