@@ -1,4 +1,4 @@
-"""A linear layer over plain numbers for 1 to 64 rows: a decode step's, where cuBLAS waits more than it reads.
+"""A linear layer over plain numbers for 1 to 32 rows: a decode step's, where cuBLAS waits more than it reads.
 
 Floor for [T, N] x [M, N], all bfloat16 or float16: 2 (M N + T (M + N)) bytes. At a few megabytes a weight that is a
 microsecond or two, about what a program takes to start and to see its first numbers. So nearly all loads are under way
@@ -42,7 +42,7 @@ def _dot(t: int, m: int, n: int, splits: int, num_warps: int = 4, num_stages: in
     return Config(Tile(t, m, num_warps, num_stages, n), splits)
 
 
-_ROWS = (1, 2, 4, 8, 16, 32, 64)
+_ROWS = (1, 2, 4, 8, 16, 32)
 _TABLE: Mapping[tuple[int, str], Config] = {
     (1, "narrow"): _fma(1, 4, 512, 4, 3),
     (2, "narrow"): _fma(2, 4, 512, 4, 3),
@@ -71,7 +71,6 @@ _TABLE: Mapping[tuple[int, str], Config] = {
     (8, "head"): _dot(8, 64, 128, 1),
     (16, "head"): _dot(16, 64, 128, 1),
     (32, "head"): _dot(32, 64, 64, 1, 4, 5),
-    (64, "head"): _dot(64, 64, 64, 1, 4, 5),
 }
 """By the rows of x up to which each is used, and the class of the weight. None: cuBLAS is faster.
 
