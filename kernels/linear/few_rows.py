@@ -83,8 +83,8 @@ _NORMED: Mapping[tuple[int, int], Tile] = {
     (1, 1024): Tile(1, 4, 4, 1, 1024),
     (2, 1024): Tile(2, 4, 4, 1, 1024),
 }
-"""By rows of x, and by columns, up to which each is used where the norm is computed, too. A step of Qwen3-0.6B takes 0.97
-ms with one row and 1.04 with two, instead of 1.04 and 1.10; with four it would take 1.31 instead of 1.10."""
+"""By rows of x, and by columns, up to which each is used where the norm is computed, too. A step of Qwen3-0.6B takes
+0.97 ms with one row and 1.04 with two, instead of 1.04 and 1.10; with four it would take 1.31 instead of 1.10."""
 
 _LOWEST = min((config.tile.m for config in _TABLE.values() if config.splits is not None), default=64)
 
