@@ -68,7 +68,9 @@ def _plan_kernel(
         length = tl.full([B_PAD], FIXED_SPLIT, tl.int32)
     else:
         begin = visible // ALIGNMENT * ALIGNMENT
-        wanted = tl.maximum(tl.cdiv(tl.sum(context - begin, 0), target), MIN_SPLIT)
+        # None longer than contexts are on average: where lengths differ, the longest would otherwise end long after.
+        whole = tl.sum(context - begin, 0)
+        wanted = tl.maximum(tl.cdiv(whole, tl.maximum(target, batch)), MIN_SPLIT)
         # Rounded to the nearest count and then to equal lengths: no sequence has a long split and a tiny one.
         count = tl.maximum((2 * (context - begin) + wanted) // (2 * wanted), 1)
         length = tl.cdiv(tl.cdiv(context - begin, count), ALIGNMENT) * ALIGNMENT
@@ -366,7 +368,7 @@ class DecodeSplits:
 
     def _capacity(self, batch: int) -> int:
         """Splits that a batch has at most: rounding each row's to a whole number adds less than one a row."""
-        return self._target + batch if self._max_splits is None else batch * self._max_splits
+        return max(self._target, batch) + batch if self._max_splits is None else batch * self._max_splits
 
 
 def compile_cases() -> list[CompileCase]:
