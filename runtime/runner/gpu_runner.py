@@ -126,10 +126,9 @@ class GpuPasses:
         self.overlaps = overlaps
         self.max_steps = max_steps
         self._mixed = mixed
-        self._model, self._attention, self._replays = mixed.model, mixed.attention, mixed.replays
         self._drawing = drawing
-        self.device = device = self._attention.page_table.device
-        max_num_seqs = len(self._attention.page_table) - 1
+        self.device = device = self._mixed.attention.page_table.device
+        max_num_seqs = len(self._mixed.attention.page_table) - 1
         self._shared_reads = shared_reads
         self._warm_ups: list[Callable[[], object]] = []
         self._sizes = graph_sizes(max_num_seqs)
@@ -208,7 +207,7 @@ class GpuPasses:
         slots = self._slots.assign(sequences)
         rows, columns, pages = page_changes(sequences, slots)
         if len(rows):
-            self._attention.set_pages(rows, columns, pages)
+            self._mixed.attention.set_pages(rows, columns, pages)
         if any(work.num_tokens != 1 or not work.samples for work in plan.work):
             return GpuPass(self, plan, slots, self._in_parts(self._forward(plan, slots)))
         self._prepare(plan, slots, specs)
@@ -237,26 +236,26 @@ class GpuPasses:
         return DrawnPass(Download(drawn + scores), specs, self.device)
 
     def _draw_step(self, size: int, shared: PaddedWork[torch.Tensor] | None, kind: _StepKind) -> torch.Tensor:
-        return self._replays.run(("draw", size, kind, shared is None), lambda: self._decode(size, shared, kind))
+        return self._mixed.replays.run(("draw", size, kind, shared is None), lambda: self._decode(size, shared, kind))
 
     def _logits_step(self, size: int, shared: PaddedWork[torch.Tensor] | None) -> torch.Tensor:
-        return self._replays.run(("logits", size, shared is None), lambda: self._score(size, shared))
+        return self._mixed.replays.run(("logits", size, shared is None), lambda: self._score(size, shared))
 
     def _in_parts(self, hidden: torch.Tensor) -> Iterator[torch.Tensor]:
         """Logits of rows [R, hidden_size], as many at a time as sequences may run: memory for these was kept free."""
         most = self._sizes[-1]
         for start in range(0, len(hidden), most):
-            yield self._model.logits(hidden[start : start + most])
+            yield self._mixed.model.logits(hidden[start : start + most])
 
     def _forward(self, plan: Plan, slots: list[Slot]) -> torch.Tensor:
         """The model's last states at the plan's logit rows, [R, hidden_size]."""
         order = list(range(len(slots)))
         shared: tuple[SharedPrefix, ...] = ()
         if self._shared_reads is not None:
-            order, shared = arrange(plan.work, self._attention.shape.page_size)
+            order, shared = arrange(plan.work, self._mixed.attention.shape.page_size)
         works = [plan.work[index] for index in order]
         indices = np.array([slots[index].index for index in order], np.int32)
-        batch = build_batch(Plan(works, [], []), self._attention.shape.page_size, indices, shared)
+        batch = build_batch(Plan(works, [], []), self._mixed.attention.shape.page_size, indices, shared)
         logit_rows, fed, fed_slots = upload(
             self.device,
             _in_plan_order(batch.logit_rows, works, order),
@@ -303,21 +302,21 @@ class GpuPasses:
     def _hidden(self, size: int, shared: PaddedWork[torch.Tensor] | None) -> torch.Tensor:
         """The model's last states for the tokens drawn last in the first `size` rows, [size, hidden_size]."""
         rows, inputs = self._tensors.rows[:size], self._tensors.inputs.first(size)
-        state, attention = self._state, self._attention
+        state, attention = self._state, self._mixed.attention
         page_size = attention.shape.page_size
         self._drawing.begin(rows, state.last_token, state.position, attention.page_table, page_size, inputs)
         attention.plan_decode(DecodeRows(rows, inputs.context_len, inputs.write_slot, shared))
-        return self._model.forward(inputs.tokens, inputs.positions, attention)
+        return self._mixed.model.forward(inputs.tokens, inputs.positions, attention)
 
     def _score(self, size: int, shared: PaddedWork[torch.Tensor] | None) -> torch.Tensor:
         """Logits of one more token of each of the first `size` rows; `keep` moves the rows on."""
-        return self._tensors.logits(self._model.logits(self._hidden(size, shared), keep_dtype=True))
+        return self._tensors.logits(self._mixed.model.logits(self._hidden(size, shared), keep_dtype=True))
 
     def _decode(self, size: int, shared: PaddedWork[torch.Tensor] | None, kind: _StepKind) -> torch.Tensor:
         """One token of each of the first `size` rows, drawn and kept for the next step."""
         rows, inputs, state = self._tensors.rows[:size], self._tensors.inputs.first(size), self._state
         drawn = self._tensors.drawn[:size]
-        logits = self._model.logits(self._hidden(size, shared), keep_dtype=True)
+        logits = self._mixed.model.logits(self._hidden(size, shared), keep_dtype=True)
         sample_rows = state.sample_rows(rows, inputs.draw_positions, self._tensors.off.select(slice(0, size)))
         found = SampleTables()
         if kind.adjusted:

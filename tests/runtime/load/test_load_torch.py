@@ -53,7 +53,7 @@ def answer(engine: Engine, **options: Any) -> list[int]:
 
 def decoder_of(engine: Engine) -> Decoder:
     runner: Any = engine._runner
-    model = runner._model if isinstance(runner, GpuPasses) else runner.model.model
+    model = runner._mixed.model if isinstance(runner, GpuPasses) else runner.model.model
     assert isinstance(model, Decoder)
     return model
 
@@ -92,7 +92,7 @@ def test_deterministic_and_quantised_go_together(folder: Path) -> None:
 def test_an_8_bit_cache_gets_scales_and_answers_the_same(folder: Path) -> None:
     engine = load(folder, attention_backend="triton", kv_cache_dtype="fp8_e4m3")
     runner: Any = engine._runner
-    scales = runner._attention.k_scale
+    scales = runner._mixed.attention.k_scale
     assert (scales > 0).all() and len(set(scales.flatten().tolist())) > 1
     assert len(answer(engine)) == 4
 

@@ -64,7 +64,7 @@ def test_the_same_answers_with_shared_reads(folder: Path) -> None:
     engine = load(folder, attention_backend="triton")
     runner: Any = engine._runner
     shared = runner._shared_reads = SharedReads(planner(), 4, PAGE, torch.device(DEVICE))
-    runner._replays = type(runner._replays)()  # graphs read where the plans were
+    runner._mixed.replays = type(runner._mixed.replays)()  # graphs read where the plans were
     plans = []
     update = shared.update
 
@@ -83,7 +83,7 @@ def test_passes_of_prompts_and_decodes_share_reads_too(folder: Path, settings: d
     alone = answers(load(folder, attention_backend="torch", page_size=PAGE))
     engine = load(folder, attention_backend="triton", cuda_graphs=False, **settings)
     runner: Any = engine._runner
-    attention = runner._attention
+    attention = runner._mixed.attention
     plans: list[int] = []
     plan = attention.plan
 
