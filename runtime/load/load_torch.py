@@ -31,7 +31,7 @@ from ..protocol.errors import ModelError, RequestError
 from ..runner.gpu_device import on_device
 from ..runner.gpu_grammars import DeviceGrammars
 from ..runner.gpu_graphs import CudaGraphs, Eager, Replays
-from ..runner.gpu_mixed import MixedPasses
+from ..runner.gpu_mixed import MixedPasses, sizes_up_to
 from ..runner.gpu_runner import GpuPasses
 from ..runner.gpu_shared_reads import SharedReads
 from ..runner.host import hidden_gpu, num_threads
@@ -304,7 +304,13 @@ def _runner(
     replays: Replays = CudaGraphs() if captures else Eager()
     shares = config.enable_prefix_caching and not config.deterministic
     runner = GpuPasses(
-        MixedPasses(loaded.model, attention, replays, planner if captures else None),
+        MixedPasses(
+            loaded.model,
+            attention,
+            replays,
+            planner if captures else None,
+            sizes=sizes_up_to(limits.max_batch_tokens),
+        ),
         drawing,
         grammars=DeviceGrammars(loaded.config.vocab_size, limits.max_num_seqs + 1, device, drawing.advance),
         max_steps=config.max_decode_steps if isinstance(loaded.model, Decoder) else 1,

@@ -27,6 +27,11 @@ SIZES = (16, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 7
 model of 0.6 billion weights on an H200 came after 14 ms, and comes after 3 ms."""
 
 
+def sizes_up_to(num_tokens: int) -> tuple[int, ...]:
+    """The sizes of graphs for passes of so many tokens and fewer."""
+    return SIZES[: 1 + sum(size < num_tokens for size in SIZES)]
+
+
 @dataclass(frozen=True)
 class _Place:
     """The attention of passes of one size: the work list's numbers on the host, and where they go on the device."""

@@ -17,7 +17,7 @@ from bough.runtime.protocol.config import EngineConfig  # isort: skip
 from bough.runtime.protocol.request import Request, RequestOutput  # isort: skip
 from bough.runtime.protocol.sampling_params import SamplingParams  # isort: skip
 from bough.runtime.runner.gpu_graphs import Eager  # isort: skip
-from bough.runtime.runner.gpu_mixed import MixedPasses  # isort: skip
+from bough.runtime.runner.gpu_mixed import SIZES, MixedPasses, sizes_up_to  # isort: skip
 
 from ...support.tiny_model import write_tiny_model
 
@@ -126,3 +126,10 @@ def test_warm_ups_write_no_key(folder: Path) -> None:
     assert [size for size, _ in mixed.padded] == [16, 8]
     assert not attention.keys.any() and not attention.values.any()
     engine.close()
+
+
+def test_no_graph_is_larger_than_a_pass_needs() -> None:
+    assert sizes_up_to(1) == SIZES[:1]
+    assert sizes_up_to(64) == (16, 32, 48, 64)
+    assert sizes_up_to(65) == (16, 32, 48, 64, 96)
+    assert sizes_up_to(8192) == SIZES
