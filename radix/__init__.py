@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from .cache import CacheCounts, Lease, PagePool, PrefixCache
 from .tenants import EQUAL, Weights, tenant_of
-from .tree import RadixTree, first_difference
+from .tree import Found, RadixTree, first_difference
 
 __all__ = [
     "EQUAL",
     "CacheCounts",
+    "Found",
     "Lease",
     "PagePool",
     "PrefixCache",

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from .tenants import EQUAL, Weights, tenant_of
-from .tree import Node, RadixTree, pack
+from .tree import Found, Node, RadixTree, pack
 
 NULL_PAGE = 0
 """Never handed out, so that padding in a page table can point at it."""
@@ -104,9 +104,14 @@ class PrefixCache:
         self.sharing = sharing
         self.evicted_tokens_total = 0
 
-    def cached_tokens(self, tokens: Sequence[int], namespace: str = "", *, limit: int | None = None) -> int:
-        """Returns how many tokens `open` would find. Changes nothing, not even what is evicted next."""
-        return self.tree.match(tokens, self._match_stop(tokens, limit), namespace)
+    def cached_tokens(
+        self, tokens: Sequence[int], namespace: str = "", *, limit: int | None = None, found: Found | None = None
+    ) -> int:
+        """Returns how many tokens `open` would find. Changes nothing, not even what is evicted next.
+
+        found    see RadixTree.match: who asks for the same tokens again and again keeps one
+        """
+        return self.tree.match(tokens, self._match_stop(tokens, limit), namespace, found)
 
     def open(self, tokens: Sequence[int], namespace: str = "", *, limit: int | None = None) -> Lease:
         """Finds and locks the longest cached prefix, in whole pages.

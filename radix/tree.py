@@ -6,6 +6,7 @@ import heapq
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from .tenants import EQUAL, Holding, Holdings, Weights
 
@@ -23,11 +24,13 @@ class Node:
     lock       how many leases end at this node or below it; only what nobody locks is evicted
     last_used  tick at which `lock` last fell to zero
     queued     whether its holding's heap has an entry for it
+    cuts       how often pages were evicted from its end, whose places others may have taken since
     holding    its tenant's account
     """
 
     __slots__ = (
-        "children", "holding", "last_used", "lock", "namespace", "pages", "parent", "queued", "serial", "tokens",
+        "children", "cuts", "holding", "last_used", "lock", "namespace",
+        "pages", "parent", "queued", "serial", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -50,6 +53,21 @@ class Node:
         self.lock = 0
         self.last_used = 0
         self.queued = False
+        self.cuts = 0
+
+
+@dataclass(slots=True)
+class Found:
+    """What `match` found of a sequence's tokens the last time: `position` of them, on the path that ends at `node`.
+
+    It belongs to who keeps it, and locks nothing: what of it is gone by the next time is looked up again.
+
+    cuts    of the node at that time
+    """
+
+    node: Node | None = None
+    position: int = 0
+    cuts: int = 0
 
 
 class RadixTree:
@@ -75,10 +93,23 @@ class RadixTree:
         self._tick = 0
         self._serial = 0
 
-    def match(self, tokens: Sequence[int], stop: int, namespace: str) -> int:
-        """Returns how many of tokens[:stop] are here, in whole pages. Changes nothing."""
+    def match(self, tokens: Sequence[int], stop: int, namespace: str, found: Found | None = None) -> int:
+        """Returns how many of tokens[:stop] are here, in whole pages. Changes nothing.
+
+        found    of the same tokens, in the same namespace: what is still here of it is not compared again
+        """
         root = self.roots.get(namespace)
-        return 0 if root is None else self._descend(root, tokens, 0, stop)[2]
+        if root is None:
+            return 0
+        if found is None:
+            return self._descend(root, tokens, 0, stop)[2]
+        node, start, position = _follow(found, root)
+        rest = node.tokens[position - start :]
+        position += common_prefix(rest, tokens, position, stop) // self.page_size * self.page_size
+        if position == start + len(node.tokens):
+            node, _, position = self._descend(node, tokens, position, stop)
+        found.node, found.position, found.cuts = node, position, node.cuts
+        return position
 
     def acquire(self, tokens: Sequence[int], stop: int, namespace: str) -> Node:
         """Finds the longest cached prefix of tokens[:stop], in whole pages, and locks it; `release` undoes this."""
@@ -207,6 +238,7 @@ class RadixTree:
                 evicted.extend(node.pages[keep:])
                 del node.pages[keep:]
                 del node.tokens[keep * self.page_size :]
+                node.cuts += 1
             else:
                 heapq.heappop(holding.heap)
                 evicted.extend(node.pages)
@@ -318,6 +350,24 @@ class RadixTree:
         node.parent = None
         if parent.lock == 0 and not parent.children:
             self._became_candidate(parent)
+
+
+def _follow(found: Found, root: Node) -> tuple[Node, int, int]:
+    """How far what was found still holds: the node, where its edge begins, and a position in it or at its end.
+
+    A path stays as it is while its last node is in the tree and keeps its end. Edges on it may have been split since.
+    """
+    path: list[Node] = []
+    node = found.node
+    while node is not None:
+        path.append(node)
+        node = node.parent
+    if not path or path[-1] is not root or path[0].cuts != found.cuts:
+        return root, 0, 0
+    start = 0
+    while start + len(path[-1].tokens) < found.position:
+        start += len(path.pop().tokens)
+    return path[-1], start, found.position
 
 
 def _first(head: tuple[int, Holding]) -> int:

@@ -19,6 +19,8 @@ import triton.language as tl
 from ..compile_case import CompileCase
 
 PIECE = 2048
+_KEPT = 32
+"""Places for the tokens of a piece: as many as are ever asked for, so that no request waits for a compiler."""
 _PIECE_WARPS = 4
 _ROW_WARPS = 8
 _NO_KEY = tl.constexpr(-(1 << 63))
@@ -65,7 +67,7 @@ def likeliest(logits: torch.Tensor, count: int) -> torch.Tensor:
     tokens = torch.empty(num_rows, count, dtype=torch.int64, device=logits.device)
     if count == 0 or num_rows == 0:
         return tokens
-    kept, num_pieces = triton.next_power_of_2(count), triton.cdiv(vocab_size, PIECE)
+    kept, num_pieces = max(triton.next_power_of_2(count), _KEPT), triton.cdiv(vocab_size, PIECE)
     keys = torch.empty(num_rows, num_pieces, kept, dtype=torch.int64, device=logits.device)
     _pieces_kernel[(num_rows, num_pieces)](
         logits, keys, logits.stride(0), vocab_size, count, KEPT=kept, PIECE=PIECE, num_warps=_PIECE_WARPS

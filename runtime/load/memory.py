@@ -11,8 +11,9 @@ from ..protocol.config import SchedulerLimits
 from ..protocol.errors import ModelError
 from ..runner.host_memory import FreeMemory
 
-_GRAPHS = 256 << 20
-"""Bytes kept for CUDA graphs and for what libraries allocate when they are first used."""
+_GRAPHS = 896 << 20
+"""Bytes kept for CUDA graphs, of which each takes one to two million, for the counts of tokens that penalties need, and
+for what libraries allocate when they are first used."""
 
 
 def free_on(device: str) -> FreeMemory:
@@ -69,8 +70,9 @@ def measure_activations(
         zeros = torch.zeros(num_tokens, dtype=torch.int64, device=device)
         hidden = model.forward(zeros, zeros, attention)
         logits = model.logits(hidden[: limits.max_num_seqs])
-    # Beside these there are the sampler's workspace, the logits that graphs leave, and a copy where one is needed.
-    beside = 3 * logits.nbytes
+    # Beside these there are the sampler's workspace, the logits that graphs leave, and those of rows that ask for
+    # log-probabilities, before and after penalties.
+    beside = 5 * logits.nbytes
     del hidden, logits
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device)

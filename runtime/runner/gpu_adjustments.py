@@ -11,13 +11,16 @@ import torch
 
 from ...kernels.sampling.reference import SampleTables
 from ...kernels.staging import upload
-from ..protocol.sampling_params import MAX_LOGIT_BIAS
+from ..protocol.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from ..scheduler.scheduler import Work
 from .gpu_slots import Slot
 from .runner import DrawSpec
 
 COUNT_BYTES = 128 << 20
 """For counts of tokens, at most: a slot past these cannot have penalties on the device."""
+
+_MAX_BIASES = MAX_LOGIT_BIAS + MAX_STOP_TOKEN_IDS + 32
+"""Of a sequence: what it asks for, and the ends that are banned before min_tokens, the model's own included."""
 
 _MOST_TIMES = 0x7FFF
 _IN_PROMPT = -0x8000
@@ -41,8 +44,8 @@ class DeviceAdjustments:
         num_counted = min(num_slots, max(count_bytes // (2 * vocab_size), 1))
         self.tables = SampleTables(
             counts=torch.zeros(num_counted, vocab_size, dtype=torch.int16, device=device),
-            bias_ids=torch.full((num_slots, MAX_LOGIT_BIAS), vocab_size, dtype=torch.int32, device=device),
-            bias_values=torch.zeros(num_slots, MAX_LOGIT_BIAS, dtype=torch.float32, device=device),
+            bias_ids=torch.full((num_slots, _MAX_BIASES), vocab_size, dtype=torch.int32, device=device),
+            bias_values=torch.zeros(num_slots, _MAX_BIASES, dtype=torch.float32, device=device),
         )
         self._penalties = torch.zeros(3, num_slots, dtype=torch.float32, device=device)
         self._penalties[0] = 1.0  # repetition; then frequency and presence
@@ -51,7 +54,7 @@ class DeviceAdjustments:
 
     def could_hold(self, spec: DrawSpec, slot: Slot | None) -> bool:
         """False if the tables have no room for what `spec` asks of the slot."""
-        if len(spec.params.logit_bias or ()) + len(spec.banned) > MAX_LOGIT_BIAS:
+        if len(spec.params.logit_bias or ()) + len(spec.banned) > _MAX_BIASES:
             return False
         assert self.tables.counts is not None
         return not spec.penalised or (slot is not None and slot.index < len(self.tables.counts))
@@ -66,7 +69,6 @@ class DeviceAdjustments:
         if not changed:
             return
         self._adjusted.update(index for index, spec in changed if spec.adjusts)
-        self._adjusted.difference_update(index for index, spec in changed if not spec.adjusts)
         biases = [(index, spec.bias) for index, spec in changed if spec.bias]
         penalties = [
             (each.repetition_penalty, each.frequency_penalty, each.presence_penalty)
@@ -87,6 +89,7 @@ class DeviceAdjustments:
             assert self.tables.bias_ids is not None and self.tables.bias_values is not None
             self.tables.bias_ids.index_copy_(0, biased, ids)
             self.tables.bias_values.index_copy_(0, biased, values)
+        self._adjusted.difference_update(index for index, spec in changed if not spec.adjusts)
 
     def count(
         self, slots: AbstractSequence[Slot], works: AbstractSequence[Work], last_token: torch.Tensor, num_steps: int
@@ -154,8 +157,8 @@ class DeviceAdjustments:
         self, biases: AbstractSequence[Mapping[int, float]]
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
         """Lines of the bias tables."""
-        ids = np.full((len(biases), MAX_LOGIT_BIAS), self._vocab_size, np.int32)
-        values = np.zeros((len(biases), MAX_LOGIT_BIAS), np.float32)
+        ids = np.full((len(biases), _MAX_BIASES), self._vocab_size, np.int32)
+        values = np.zeros((len(biases), _MAX_BIASES), np.float32)
         for line, bias in enumerate(biases):
             ids[line, : len(bias)], values[line, : len(bias)] = zip(*sorted(bias.items()), strict=True)
         return ids, values

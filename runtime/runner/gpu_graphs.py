@@ -1,4 +1,4 @@
-"""Decode steps as CUDA graphs: one for each number of rows, captured when it is first needed."""
+"""Passes as CUDA graphs: one for each size and kind, captured when it first runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ Step = Callable[[], torch.Tensor]
 
 
 class Replays(Protocol):
-    """Runs a step again and again; the step reads and writes tensors that stay, and returns one of them."""
+    """Runs a step again and again; the step reads and writes tensors that stay, and returns one of them.
+
+    captures    a step is recorded the first time it runs, so that it pays to run it before it is needed
+    """
+
+    captures: bool
 
     def run(self, key: Hashable, step: Step) -> torch.Tensor:
         """Runs `step`, or what was captured of the first step with this key."""
@@ -22,6 +27,8 @@ class Replays(Protocol):
 
 class Eager:
     """Runs the step itself each time: where there are no graphs."""
+
+    captures = False
 
     def run(self, key: Hashable, step: Step) -> torch.Tensor:
         return step()
@@ -33,6 +40,8 @@ class CudaGraphs:
     All graphs share one pool of memory, since they never run at the same time. A step that cannot be captured runs
     eagerly, and a warning says so.
     """
+
+    captures = True
 
     def __init__(self) -> None:
         self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, torch.Tensor] | None] = {}
@@ -60,7 +69,7 @@ class CudaGraphs:
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 step()
         except RuntimeError:
-            logger.warning("the decode step %r cannot be captured as a graph and runs eagerly", key, exc_info=True)
+            logger.warning("the step %r cannot be captured as a graph and runs eagerly", key, exc_info=True)
             return None
         self._pool = graph.pool()
         return graph, result

@@ -51,9 +51,12 @@ class _StepKind:
 
     @classmethod
     def of(cls, specs: Sequence[DrawSpec], scored: int) -> _StepKind:
+        filters = any(spec.params.cuts for spec in specs)
         adjusted = any(spec.adjusts for spec in specs)
         tables = adjusted or any(spec.matcher is not None for spec in specs)
-        return cls(any(spec.params.cuts for spec in specs), tables, adjusted, scored)
+        if scored > 1 or (scored and (filters or tables)):
+            return cls(filters=True, tables=True, adjusted=True, scored=scored)  # else there would be 24 kinds more
+        return cls(filters, tables, adjusted, scored)
 
 
 _COMMON_KINDS = (
@@ -145,15 +148,16 @@ class GpuPasses:
 
         The rest of the graphs are left to `prepare`.
         """
+        *smaller, largest = self._sizes if self._mixed.replays.captures else self._sizes[-1:]
         with on_device(self.device):
             for step in self._mixed.warm_ups():
                 step()
             first, *others = self._decode_kinds()
-            for size in reversed(self._sizes):
+            for size in (largest, *reversed(smaller)):
                 first(size)
             for kind in others:
-                kind(self._sizes[-1])
-            self._warm_ups = [functools.partial(kind, size) for kind in reversed(others) for size in self._sizes[:-1]]
+                kind(largest)
+            self._warm_ups = [functools.partial(kind, size) for kind in reversed(others) for size in smaller]
             logits = self._logits_step(1, None)
             masks = np.full((1, -(-logits.shape[1] // 32)), -1, np.int32)
             for params in (SamplingParams(temperature=0.0), SamplingParams(top_p=0.9)):
@@ -172,17 +176,21 @@ class GpuPasses:
     def _decode_kinds(self) -> list[Callable[[int], object]]:
         """Decode steps of each kind, by their number of rows, on padding rows; the most common first."""
 
-        def drawn(kind: _StepKind, shared: PaddedWork[torch.Tensor] | None, size: int) -> object:
+        def warm(shares: bool, size: int) -> PaddedWork[torch.Tensor] | None:
             self._tensors.seat([0] * size)
-            return self._draw_step(size, shared, kind)
+            return self._shared_reads.nothing() if shares and self._shared_reads is not None else None
 
-        def scored(shared: PaddedWork[torch.Tensor] | None, size: int) -> object:
-            self._tensors.seat([0] * size)
-            return self._logits_step(size, shared)
+        def drawn(kind: _StepKind, shares: bool, size: int) -> None:
+            if kind.scored:
+                self._scores.seat([0] * kind.scored, size)
+            self._draw_step(size, warm(shares, size), kind)
 
-        reads = [None] if self._shared_reads is None else [None, self._shared_reads.nothing()]
-        draws = [functools.partial(drawn, kind, shared) for kind in _COMMON_KINDS for shared in reads]
-        return [*draws, *(functools.partial(scored, shared) for shared in reads)]
+        def scored(shares: bool, size: int) -> None:
+            self._logits_step(size, warm(shares, size))
+
+        reads = (False,) if self._shared_reads is None else (False, True)
+        draws = [functools.partial(drawn, kind, shares) for kind in _COMMON_KINDS for shares in reads]
+        return [*draws, *(functools.partial(scored, shares) for shares in reads)]
 
     def draws(self, spec: DrawSpec, work: Work) -> bool:
         slot = self._slots.find(work.sequence)
@@ -207,18 +215,23 @@ class GpuPasses:
         slots = self._slots.assign(sequences)
         rows, columns, pages = page_changes(sequences, slots)
         if len(rows):
-            self._mixed.attention.set_pages(rows, columns, pages)
+            try:
+                self._mixed.attention.set_pages(rows, columns, pages)
+            except BaseException:  # without memory the pass is made again
+                for slot in slots:
+                    slot.lease = None
+                raise
         if any(work.num_tokens != 1 or not work.samples for work in plan.work):
             return GpuPass(self, plan, slots, self._in_parts(self._forward(plan, slots)))
-        self._prepare(plan, slots, specs)
-        shared = self._shared_reads.update(plan.work, slots) if self._shared_reads is not None else None
         size = next(size for size in self._sizes if size >= len(slots))
+        asked = asking(specs or ())
+        kind = _StepKind.of(specs or (), self._scores.seat(asked, size))
+        self._prepare(plan, slots, specs, tables=kind.tables)
+        shared = self._shared_reads.update(plan.work, slots) if self._shared_reads is not None else None
         self._tensors.seat([slot.index for slot in slots] + [0] * (size - len(slots)))
         if specs is None:
             logits = self._logits_step(size, shared)
             return GpuPass(self, plan, slots, iter([logits[: len(slots)]]))
-        asked = asking(specs)
-        kind = _StepKind.of(specs, self._scores.seat(asked, size))
         penalised = [index for index, spec in enumerate(specs) if spec.penalised]
         if penalised:
             works = [plan.work[index] for index in penalised]
@@ -269,24 +282,27 @@ class GpuPasses:
 
         return self._mixed.forward(batch, feed).index_select(0, logit_rows)
 
-    def _prepare(self, plan: Plan, slots: list[Slot], specs: Sequence[DrawSpec] | None) -> None:
-        """Sends what the device does not know yet of the sequences that it is to go on with."""
+    def _prepare(self, plan: Plan, slots: list[Slot], specs: Sequence[DrawSpec] | None, *, tables: bool) -> None:
+        """Sends what the device does not know yet of the sequences that it is to go on with.
+
+        tables    the step looks for constraints' tables
+        """
         stale: list[tuple[Slot, Work]] = []
         for work, slot in zip(plan.work, slots, strict=True):
             if slot.position != work.start or slot.epoch != work.epoch:
                 stale.append((slot, work))
                 slot.position, slot.epoch = work.start, work.epoch
-        if specs is not None and any(spec.matcher is not None or spec.adjusts for spec in specs):
+        if specs is not None and tables:
             self._prepare_grammars(slots, specs, {slot for slot, _ in stale})
         if stale:
             tokens = [work.sequence.tokens[work.start] for _, work in stale]
             self._state.put([slot for slot, _ in stale], tokens, [work.start for _, work in stale])
         news = [(slot, spec) for slot, spec in zip(slots, specs or (), strict=specs is not None) if slot.spec != spec]
-        for slot, spec in news:
-            slot.spec = spec
         if news:
             self._state.put_specs([slot for slot, _ in news], [spec for _, spec in news])
             self._adjustments.put([slot for slot, _ in news], [spec for _, spec in news])
+        for slot, spec in news:
+            slot.spec = spec
 
     def _prepare_grammars(self, slots: list[Slot], specs: Sequence[DrawSpec], stale: AbstractSet[Slot]) -> None:
         """Sends tables and states of the sequences that come, or whose course was changed."""

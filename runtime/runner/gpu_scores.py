@@ -22,6 +22,9 @@ from .runner import DrawSpec
 _GROWTH = 4
 """Each size that graphs are made for is so many times the one before."""
 
+_BLOCK = 16
+"""Rows that are computed at once: what is between takes the memory of several copies of their logits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Lines:
@@ -78,11 +81,16 @@ class DeviceScores:
         """
         index = self._rows[:count]
         raw = logits.index_select(0, index).float()
-        raw_sum = log_sum(raw)
+        raw_sum = torch.cat([log_sum(part) for part in torch.split(raw, _BLOCK)])
         if tables.counts is None and tables.mask is None:
             return Lines(raw, raw_sum, raw, raw_sum)
-        final = adjust_rows(raw, index, rows, tables)
-        return Lines(raw, raw_sum, final, log_sum(final))
+        final = torch.empty_like(raw)
+        final_sum = torch.empty_like(raw_sum)
+        for parts in zip(*(torch.split(lines, _BLOCK) for lines in (raw, index, final, final_sum)), strict=True):
+            part, where, adjusted, adjusted_sum = parts
+            adjusted.copy_(adjust_rows(part, where, rows, tables))
+            adjusted_sum.copy_(log_sum(adjusted))
+        return Lines(raw, raw_sum, final, final_sum)
 
     def end(self, lines: Lines, drawn: torch.Tensor) -> None:
         """Fills `values` with what the tokens `drawn` int64 [B] have come to."""

@@ -55,7 +55,9 @@ class SharedReads:
         self._work: PaddedWork[torch.Tensor] | None = None
 
     def nothing(self) -> PaddedWork[torch.Tensor]:
-        """Work where plans are kept, before there is one: rows that warm a decode step up have no keys."""
+        """Forgets the plan; returns work of no rows, where plans are kept: what warms a graph up must read nothing."""
+        self._buffer.zero_()
+        self._rows = []
         return self._capacity.views(self._buffer)
 
     def update(self, works: AbstractSequence[Work], slots: AbstractSequence[Slot]) -> PaddedWork[torch.Tensor] | None:

@@ -17,7 +17,7 @@ from itertools import islice
 
 import msgspec
 
-from ...radix import EQUAL, Lease, PrefixCache, Weights, first_difference, tenant_of
+from ...radix import EQUAL, Found, Lease, PrefixCache, Weights, first_difference, tenant_of
 from ..protocol.config import SchedulerLimits
 from .tenants import Service, Waiting
 from .token_tree import TreeLayout
@@ -31,6 +31,7 @@ class Standing:
     deadline     time at which it is given up, by the clock of `Scheduler.schedule`
     passes       steps it has waited in all
     retractions  times it was put back to wait
+    found        what was in the prefix cache when it was looked up last
     """
 
     arrival: int
@@ -38,6 +39,7 @@ class Standing:
     deadline: float = math.inf
     passes: int = 0
     retractions: int = 0
+    found: Found = field(default_factory=Found, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -558,11 +560,14 @@ class Scheduler:
             standing, overdue = sequence.standing, self._overdue(sequence)
             if overdue or standing.retractions:
                 return (not overdue, 0 if overdue else standing.priority, False, 0, standing.arrival)
-            cached = self.cache.cached_tokens(sequence.tokens, sequence.namespace)
+            cached = self._cached(sequence)
             return (True, standing.priority, True, -cached, standing.arrival)
 
         first = sorted(waiting, key=by_age)[:window]
         return first if len(first) == 1 else sorted(first, key=by_prefix)
+
+    def _cached(self, sequence: Sequence) -> int:
+        return self.cache.cached_tokens(sequence.tokens, sequence.namespace, found=sequence.standing.found)
 
     def _overdue(self, sequence: Sequence) -> bool:
         return sequence.standing.passes >= self.limits.max_passes
@@ -626,7 +631,7 @@ class Scheduler:
             if shared < self.limits.hold_back:
                 continue
             if cached < 0:
-                cached = self.cache.cached_tokens(sequence.tokens, sequence.namespace)
+                cached = self._cached(sequence)
             if shared - cached >= self.limits.hold_back:
                 return True
         return False

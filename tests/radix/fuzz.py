@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from bough.radix import Lease, PrefixCache
+from bough.radix import Found, Lease, PrefixCache
 from bough.radix.tree import Node
 
 VOCABULARY = 3  # so small that prefixes collide all the time
@@ -71,6 +71,7 @@ class Generation:
     contents: list[int] = field(default_factory=list)
     num_computed: int = 0
     lease: Lease | None = None
+    found: Found = field(default_factory=Found)  # when the cache was asked for its tokens last
 
     def __post_init__(self) -> None:
         for token in self.prompt:
@@ -311,8 +312,18 @@ class Episode:
         counts, by_owner = self.cache.counts(), Counter(owners.values())
         assert (counts.locked, counts.locked + counts.cached) == (locked, by_owner["tree"]), f"wrong: {counts}"
         assert (counts.free, counts.private) == (by_owner["free"], by_owner["private"]), f"wrong: {counts}"
+        for generation in (*self.live, *self.history):
+            if self.random.random() < 0.03:  # others grow and are evicted meanwhile
+                self._check_found(generation)
         if self.random.random() < 0.1:
             self.cache.check(generation.lease for generation in self.live if generation.lease is not None)
+
+    def _check_found(self, generation: Generation) -> None:
+        """Asking again finds what asking for the first time does."""
+        tokens, namespace = generation.tokens, generation.namespace
+        again = self.cache.cached_tokens(tokens, namespace, found=generation.found)
+        first = self.cache.cached_tokens(tokens, namespace)
+        assert again == first, f"{first} tokens are cached, and {again} by what was found before"
 
     def _check_tree(self) -> list[Node]:
         """Shape and content of the tree; notes which prefixes it holds."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from bough.radix import EQUAL, Lease, PrefixCache, RadixTree, Weights
+from bough.radix import EQUAL, Found, Lease, PrefixCache, RadixTree, Weights
 from bough.radix.tree import Node, pack
 
 
@@ -127,8 +127,10 @@ class ReleaseKeepsLock(PrefixCache):
 class NamespaceIgnored(PrefixCache):
     """Equal tokens match, whosever they are."""
 
-    def cached_tokens(self, tokens: Sequence[int], namespace: str = "", *, limit: int | None = None) -> int:
-        return super().cached_tokens(tokens, "", limit=limit)
+    def cached_tokens(
+        self, tokens: Sequence[int], namespace: str = "", *, limit: int | None = None, found: Found | None = None
+    ) -> int:
+        return super().cached_tokens(tokens, "", limit=limit, found=found)
 
     def open(self, tokens: Sequence[int], namespace: str = "", *, limit: int | None = None) -> Lease:
         return super().open(tokens, "", limit=limit)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
+from random import Random
+from typing import Any
 
 import pytest
 
-from bough.radix import CacheCounts, Lease, PrefixCache
+from bough.radix import CacheCounts, Found, Lease, PrefixCache, tree
 
 from .fuzz import fuzz
 
@@ -307,3 +310,68 @@ def test_page_tables_are_int32():
     lease = running(PrefixCache(8, 1), [1, 2])
     assert lease.pages == array("i", [1, 2])
     assert lease.pages.itemsize == 4
+
+
+# -- Asking again ------------------------------------------------------------------------------------------------------
+
+
+class FoundForever(PrefixCache):
+    """What was found stays found, though its end was evicted and others have taken its place."""
+
+    def cached_tokens(
+        self, tokens: Sequence[int], namespace: str = "", *, limit: int | None = None, found: Found | None = None
+    ) -> int:
+        if found is not None and found.node is not None:
+            found.cuts = found.node.cuts
+        return super().cached_tokens(tokens, namespace, limit=limit, found=found)
+
+
+def wrong_answers(cache: PrefixCache, random: Random, rounds: int = 3000) -> int:
+    """How often a look-up that goes on from what was found before differs from one that begins anew.
+
+    Few pages and two tokens: ends of edges are evicted all the time, and grow on with other tokens.
+    """
+    asked = [([random.randrange(2) for _ in range(24)], Found()) for _ in range(8)]
+    wrong = 0
+    for _ in range(rounds):
+        tokens = [random.randrange(2) for _ in range(24)]
+        if random.random() < 0.7:
+            tokens[:9] = random.choice(asked)[0][:9]
+        lease = cache.open(tokens)
+        length = random.randrange(len(lease.pages) * cache.page_size, 1 + len(tokens))
+        cache.close(lease, tokens, length if cache.reserve(lease, length) else 0)
+        for again, found in random.sample(asked, 2):
+            wrong += cache.cached_tokens(again, found=found) != cache.cached_tokens(again)
+    cache.check([])
+    return wrong
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 4])
+@pytest.mark.parametrize("seed", range(2))
+def test_asking_again_finds_what_asking_anew_does(page_size: int, seed: int) -> None:
+    assert wrong_answers(PrefixCache(40 // page_size, page_size), Random(seed)) == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_others_put_in_its_place_is_not_what_was_found(seed: int) -> None:
+    with pytest.raises((AssertionError, IndexError)):  # the test above would see this fault
+        assert wrong_answers(FoundForever(40, 1), Random(seed)) == 0
+
+
+def test_asking_again_does_not_compare_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, tokens, found = PrefixCache(5000, 1), list(range(4000)), Found()
+    filled(cache, tokens[:3000])
+    assert cache.cached_tokens(tokens, found=found) == 3000
+    compared: list[int] = []
+    whole = tree.common_prefix
+
+    def count(edge: array[int], *more: Any) -> int:
+        compared.append(whole(edge, *more))
+        return compared[-1]
+
+    monkeypatch.setattr(tree, "common_prefix", count)
+    assert cache.cached_tokens(tokens, found=found) == 3000
+    assert sum(compared) == 0
+    filled(cache, tokens)
+    assert cache.cached_tokens(tokens, found=found) == 3999
+    assert sum(compared) < 2 * 3000, "filling compares once; asking only what is new"

@@ -128,6 +128,6 @@ def write_padded(work: WorkList, capacity: WorkCapacity, buffer: Int32) -> None:
     padded.num_merges[0] = len(work.merge_rows)
     padded.merge_rows[: len(work.merge_rows)] = work.merge_rows
     padded.merge_start[: len(work.merge_start)] = work.merge_start
-    padded.merge_partials[: work.num_partials] = work.merge_partials
+    padded.merge_partials[: len(work.merge_partials)] = work.merge_partials
     padded.query_rows[: len(work.query_rows)] = work.query_rows
     padded.query_limit[: len(work.query_limit)] = work.query_limit

@@ -29,7 +29,7 @@ def test_an_error_says_what_is_needed_and_what_there_is() -> None:
     with pytest.raises(ModelError) as caught:
         cache_budget(free=10 * GIB, total=24 * GIB, fraction=0.5, activations=3 * GIB)
     message = str(caught.value)
-    assert f"{14 * GIB + 3 * GIB + (256 << 20):,}" in message
+    assert f"{14 * GIB + 3 * GIB + (896 << 20):,}" in message
     assert f"{12 * GIB:,}" in message and f"{10 * GIB:,}" in message
     assert "memory_fraction" in message
 
@@ -62,6 +62,6 @@ def test_the_largest_pass_may_have_more_tokens_than_the_model_has_positions(monk
     model: Any = ShortModel()
     attention: Any = Planned()
     assert (
-        measure_activations(model, attention, SchedulerLimits(max_batch_tokens=512), 16, "cpu") == 7 + 3 * 64 * 4 * 4
+        measure_activations(model, attention, SchedulerLimits(max_batch_tokens=512), 16, "cpu") == 7 + 5 * 64 * 4 * 4
     )  # and what draws take
     assert model.num_tokens == 512

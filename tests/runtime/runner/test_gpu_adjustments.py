@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from bough.runtime.protocol.sampling_params import MAX_LOGIT_BIAS, SamplingParams
+from bough.runtime.protocol.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, SamplingParams
 from bough.runtime.runner.gpu_adjustments import DeviceAdjustments
 from bough.runtime.runner.gpu_slots import Slot
 from bough.runtime.runner.runner import DrawSpec
@@ -95,8 +95,9 @@ def test_slots_past_the_lines_have_no_penalties_but_a_bias() -> None:
 def test_a_bias_of_too_many_tokens_is_left_to_the_host() -> None:
     device = DeviceAdjustments(2, 3000, CPU)
     most: dict[str, Any] = {"logit_bias": dict.fromkeys(range(MAX_LOGIT_BIAS), 1.0)}
-    assert device.could_hold(DrawSpec(SamplingParams(**most), 0), Slot(1))
-    assert not device.could_hold(DrawSpec(SamplingParams(**most), 0, banned=(2500,)), Slot(1))
+    ends = tuple(range(2000, 2000 + MAX_STOP_TOKEN_IDS))
+    assert device.could_hold(DrawSpec(SamplingParams(**most), 0, banned=ends), Slot(1))
+    assert not device.could_hold(DrawSpec(SamplingParams(**most), 0, banned=tuple(range(1500, 2500))), Slot(1))
 
 
 def test_parameters_go_to_the_slots_and_are_taken_back() -> None:

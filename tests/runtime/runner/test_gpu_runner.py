@@ -26,11 +26,11 @@ from bough.runtime.protocol.config import EngineConfig
 from bough.runtime.protocol.request import Request, RequestOutput
 from bough.runtime.protocol.sampling_params import SamplingParams
 from bough.runtime.runner.gpu_grammars import DeviceGrammars
-from bough.runtime.runner.gpu_graphs import Eager, graph_sizes
+from bough.runtime.runner.gpu_graphs import Eager, Replays, graph_sizes
 from bough.runtime.runner.gpu_mixed import MixedPasses
-from bough.runtime.runner.gpu_runner import GpuPasses
+from bough.runtime.runner.gpu_runner import GpuPasses, _StepKind
 from bough.runtime.runner.gpu_slots import SlotTable, page_changes
-from bough.runtime.runner.runner import DirectPasses
+from bough.runtime.runner.runner import DirectPasses, DrawSpec
 from bough.runtime.runner.torch_runner import ModelRunner
 from bough.runtime.scheduler.scheduler import Sequence, Standing
 from bough.runtime.tokenizer.load import load_tokenizer
@@ -87,6 +87,7 @@ def make_engine(
     mask_bytes: int = 1 << 20,
     advance: Callable[..., None] = advance_states,
     drawing: Drawing | None = None,
+    replays: Replays | None = None,
     **settings: Any,
 ) -> Engine:
     loaded = load_model(folder, dtype="float32")
@@ -98,7 +99,7 @@ def make_engine(
     if gpu:
         attention = PagedTorchAttention(shape, SEQUENCES + 1, 512 // PAGE)
         runner = GpuPasses(
-            MixedPasses(model, attention, Eager()),
+            MixedPasses(model, attention, replays or Eager()),
             drawing or torch_drawing(),
             grammars=DeviceGrammars(258, SEQUENCES + 1, torch.device("cpu"), advance, mask_bytes=mask_bytes),
             max_steps=max_steps,
@@ -294,3 +295,62 @@ def test_only_pages_that_are_new_are_sent() -> None:
     assert changes() == [(index, 0, 9), (index, 1, 6), (index, 2, 7)]
     sequence.lease = make_lease([8])
     assert changes() == [(index, 0, 8)]
+
+
+class Recorded(Eager):
+    """Runs each step as if it were recorded the first time, and counts what was."""
+
+    captures = True
+
+    def __init__(self) -> None:
+        self.keys: set[Any] = set()
+
+    def run(self, key: Any, step: Callable[[], torch.Tensor]) -> torch.Tensor:
+        self.keys.add(key)
+        return super().run(key, step)
+
+
+def test_what_is_prepared_while_idle_reads_nobodys_rows(folder: Path) -> None:
+    """Steps of one row after a request in the second row asked for log-probabilities; answers before and after."""
+    replays = Recorded()
+    engine = make_engine(folder, gpu=True, max_steps=2, replays=replays)
+    runner: Any = engine._runner
+    runner.warm_up()
+    at_start = len(replays.keys)
+
+    def answer(turn: int) -> list[list[int]]:
+        heard: list[list[RequestOutput]] = [[], []]
+        for index, listener in enumerate(heard):
+            sampling = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=index or None)
+            engine.submit(Request(id=f"{turn} {index}", prompt=(40, 41 + index), sampling=sampling), listener.append)
+        while not engine.idle:
+            engine.step()
+        return [[token for output in outputs for token in output.tokens] for outputs in heard]
+
+    before = answer(0)
+    while engine.prepare():
+        pass
+    assert answer(1) == before
+    assert len(replays.keys) > at_start
+    prepared = len(replays.keys)
+    answer(2)
+    assert len(replays.keys) == prepared, "everything common was there"
+    engine.close()
+
+
+def test_kinds_of_steps_are_few() -> None:
+    """Whatever rows ask for: each kind has graphs of its own, and takes memory."""
+    params = [
+        SamplingParams(),
+        SamplingParams(top_p=0.5),
+        SamplingParams(logprobs=1),
+        SamplingParams(logit_bias={1: 1}),
+    ]
+    params += [SamplingParams(top_k=3, logprobs=2), SamplingParams(frequency_penalty=1.0, logprobs=0)]
+    kinds = {
+        _StepKind.of([DrawSpec(each, 0) for each in chosen], scored)
+        for count in (1, 2, 3)
+        for chosen in itertools.combinations(params, count)
+        for scored in (0, 1, 4, 16)
+    }
+    assert len(kinds) <= 6 + 1 + 3 + 1

@@ -138,6 +138,20 @@ def test_a_plan_holds_until_something_changes() -> None:
     assert len(numbers) == 6
 
 
+def test_what_warms_up_reads_no_plan() -> None:
+    """A graph of fewer rows than are planned would write past its own."""
+    cache, shared = PrefixCache(128, PAGE), SharedReads(planner(), 4, PAGE, torch.device("cpu"))
+    stem = list(range(6 * PAGE))
+    rows = [decoding(cache, [*stem, *range(200 + slot, 205 + slot)], slot) for slot in (1, 2, 3)]
+    works, slots = [work for work, _ in rows], [slot for _, slot in rows]
+    planned = shared.update(works, slots)
+    assert planned is not None and any(launch.num_items.any() for launch in planned.launches.values())
+    nothing = shared.nothing()
+    assert not any(launch.num_items.any() for launch in nothing.launches.values()) and not nothing.num_merges.any()
+    again = shared.update(works, slots)
+    assert again is not None and any(launch.num_items.any() for launch in again.launches.values())
+
+
 def test_rows_that_share_nothing_are_read_by_themselves() -> None:
     cache, shared = PrefixCache(128, PAGE), SharedReads(planner(), 4, PAGE, torch.device("cpu"))
     rows = [decoding(cache, list(range(100 * slot, 100 * slot + 90)), slot) for slot in (1, 2, 3)]

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bough.kernels.attention.plan.padded_work import WorkCapacity, write_padded
 from bough.kernels.attention.plan.work_list import (
     FIXED_BLOCK_M,
     ITEM_FIELDS,
@@ -208,3 +209,23 @@ def test_items_and_merge_give_attention(fixed_split: int | None, window: int | N
         expected[tokens] = ragged_attention(q[tokens], keys[own], values[own], **options)
     result = attend_work_list(q, keys, values, work=work, page_table=table, page_size=page_size, **options)
     torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_queries_that_do_not_see_all_parts_of_their_tile_fit_into_a_place() -> None:
+    """Parts that begin after a query are not in its list, which is shorter than the partial results are many."""
+    work = plan_extend(
+        np.array([0, 20], np.int32),
+        np.array([140], np.int32),
+        np.array([1], np.int32),
+        group=2,
+        num_kv_heads=2,
+        page_size=4,
+        num_programs=4,
+        fixed_split=128,
+    )
+    assert len(work.merge_partials) < work.num_partials
+    capacity = WorkCapacity((FIXED_BLOCK_M,), 32, 16, work.num_partials)
+    buffer = np.zeros(capacity.size, np.int32)
+    write_padded(work, capacity, buffer)
+    listed = capacity.views(buffer).merge_partials[: len(work.merge_partials)]
+    assert listed.tolist() == work.merge_partials.tolist()
