@@ -58,7 +58,7 @@ class Node:
 
 @dataclass(slots=True)
 class Found:
-    """What `match` found of a sequence's tokens the last time: `position` of them, on the path that ends at `node`.
+    """A memory of the last `match` of a sequence's tokens: it found `position` of them, on the path that ends at `node`.
 
     It belongs to who keeps it, and locks nothing: what of it is gone by the next time is looked up again.
 
@@ -353,7 +353,7 @@ class RadixTree:
 
 
 def _follow(found: Found, root: Node) -> tuple[Node, int, int]:
-    """How far what was found still holds: the node, where its edge begins, and a position in it or at its end.
+    """Returns the node in whose edge the memory ends, where that edge begins, and the position; the root if it is void.
 
     A path stays as it is while its last node is in the tree and keeps its end. Edges on it may have been split since.
     """

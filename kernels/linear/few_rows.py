@@ -5,8 +5,9 @@ microsecond or two, about what a program takes to start and to see its first num
 at once: programs for every multiprocessor in one round, each with few blocks.
 
 One or two rows, and up to 4 by a weight of few rows, are multiplied without tensor cores, which would compute 8 or 16;
-each program adds whole sums, so that none waits for another. More rows are a product whose first operand is the weight; programs share sums, as in `tiles`. With
-GATED, the weight's halves are a gate's and an input's rows, and silu(gate) * up is stored, of both as rounded.
+each program adds whole sums, so that none waits for another. More rows are a product whose first operand is the weight;
+programs share sums, as in `tiles`. With GATED, the weight's halves are a gate's and an input's rows, and silu(gate) *
+up is stored, of both as rounded.
 
 Where a row of x fits a program's registers, the residual's sum and its RMSNorm may be computed there, by each program
 anew, while the weight is on its way: one launch less, and the same numbers as `decoder.norm` rounds them.

@@ -20,7 +20,7 @@ COUNT_BYTES = 128 << 20
 """For counts of tokens, at most: a slot past these cannot have penalties on the device."""
 
 _MAX_BIASES = MAX_LOGIT_BIAS + MAX_STOP_TOKEN_IDS + 32
-"""Of a sequence: what it asks for, and the ends that are banned before min_tokens, the model's own included."""
+"""Biases of a sequence: its own, and those of the ends that are banned before min_tokens, the model's included."""
 
 _MOST_TIMES = 0x7FFF
 _IN_PROMPT = -0x8000

@@ -316,7 +316,7 @@ def test_page_tables_are_int32():
 
 
 class FoundForever(PrefixCache):
-    """What was found stays found, though its end was evicted and others have taken its place."""
+    """A cache in which a prefix stays found, though its end was evicted and others have taken its place."""
 
     def cached_tokens(
         self, tokens: Sequence[int], namespace: str = "", *, limit: int | None = None, found: Found | None = None
@@ -327,7 +327,7 @@ class FoundForever(PrefixCache):
 
 
 def wrong_answers(cache: PrefixCache, random: Random, rounds: int = 3000) -> int:
-    """How often a look-up that goes on from what was found before differs from one that begins anew.
+    """Counts look-ups that go on from what was found before and differ from those that begin anew.
 
     Few pages and two tokens: ends of edges are evicted all the time, and grow on with other tokens.
     """
