@@ -58,7 +58,7 @@ class Node:
 
 @dataclass(slots=True)
 class Found:
-    """A memory of the last `match` of a sequence's tokens: it found `position` of them, on the path that ends at `node`.
+    """A memory of the last `match` of a sequence's tokens: `position` of them were on the path that ends at `node`.
 
     It belongs to who keeps it, and locks nothing: what of it is gone by the next time is looked up again.
 
