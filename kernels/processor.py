@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 
 _INTERPRETED_PROCESSORS = 4
 """Without a GPU kernels are interpreted, for tests: few programs, but more than one."""
 
 
+@lru_cache
 def is_roomy(device: torch.device | str) -> bool:
     """Tells whether a program may have 160 KiB of shared memory and more, as on A100, H100, B200, and not 99 KiB only,
     as on RTX 30 to 50, A10, L4, L40S. The interpreter is roomy."""

@@ -101,8 +101,7 @@ class RadixTree:
         root = self.roots.get(namespace)
         if root is None:
             return 0
-        if found is None:
-            return self._descend(root, tokens, 0, stop)[2]
+        found = Found() if found is None else found
         node, start, position = _follow(found, root)
         rest = node.tokens[position - start :]
         position += common_prefix(rest, tokens, position, stop) // self.page_size * self.page_size
@@ -388,7 +387,7 @@ def common_prefix(edge: array[int], tokens: Sequence[int], start: int, stop: int
 
     Compares chunks that double, so that the cost follows the length of the answer and not that of the arguments.
     """
-    limit = min(len(edge), stop - start)
+    limit = max(min(len(edge), stop - start), 0)
     done, size = 0, _FIRST_CHUNK
     while done < limit:
         end = min(done + size, limit)

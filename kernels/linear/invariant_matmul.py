@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from ..compile_case import CompileCase
+from ..processor import is_roomy
 from .tiles import Tile
 
 NARROW = 8192
@@ -146,10 +147,10 @@ def _constants(tile: Tile, num_terms: int, *, has_bias: bool) -> dict[str, int |
 @lru_cache
 def _family(device: torch.device) -> str:
     """Returns the part of the table for `device`; the largest GPUs' for the CPU, where kernels are only tested."""
-    major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
-    if major in (9, 10):
-        return "sm90"
-    return "sm80" if (major, minor) in ((8, 0), (8, 7)) else "sm86"
+    if not is_roomy(device):
+        return "sm86"
+    major = torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 9
+    return "sm80" if major == 8 else "sm90"
 
 
 def compile_cases() -> list[CompileCase]:

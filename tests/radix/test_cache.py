@@ -358,6 +358,13 @@ def test_what_others_put_in_its_place_is_not_what_was_found(seed: int) -> None:
         assert wrong_answers(FoundForever(40, 1), Random(seed)) == 0
 
 
+def test_asking_again_for_nothing_finds_nothing() -> None:
+    cache, found = PrefixCache(16, 1), Found()
+    filled(cache, [1, 2, 3])
+    assert cache.cached_tokens([], found=found) == 0
+    assert cache.cached_tokens([1, 2, 3], limit=-2, found=found) == 0
+
+
 def test_asking_again_does_not_compare_again(monkeypatch: pytest.MonkeyPatch) -> None:
     cache, tokens, found = PrefixCache(5000, 1), list(range(4000)), Found()
     filled(cache, tokens[:3000])
