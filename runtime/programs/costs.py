@@ -55,6 +55,9 @@ MAX_SLICE_WORK = 1024
 MAX_SLICE_S = 0.02
 """Seconds after which it does: the work of an instruction is not always known in advance."""
 
+TOLD_AT_ONCE = 1 << 16
+"""Tokens of a program whose end is told in one go: its texts are put together in a millisecond or two."""
+
 # Work
 
 COPIED_PER_WORK = 1024
@@ -77,6 +80,12 @@ CHILDREN_PER_WORK = 4
 
 MESSAGES_PER_WORK = 8
 """Messages that a chat template is asked for again, where a new one is put behind them."""
+
+MESSAGES_AT_ONCE = 64
+"""Messages behind which a new one is asked for in one go: some 3 ms."""
+
+CHARS_OF_MESSAGE = 128
+"""Characters that are encoded in the time in which a template is asked for a message."""
 
 RESTART_WORK = 100
 """Units of work that beginning a branch anew takes, besides its instructions."""

@@ -24,7 +24,14 @@ from ..tools.calls import READ_AT_ONCE, CallsReading, WrittenCall, said_of
 from ..tools.registry import ToolCall, ToolRunner
 from ..tools.turns import ToolTurn
 from .choices import probabilities, score_choices
-from .costs import COPIED_PER_WORK, ENCODED_PER_WORK, ENGINE_BUDGET, MESSAGES_PER_WORK
+from .costs import (
+    CHARS_OF_MESSAGE,
+    COPIED_PER_WORK,
+    ENCODED_PER_WORK,
+    ENGINE_BUDGET,
+    MESSAGES_AT_ONCE,
+    MESSAGES_PER_WORK,
+)
 from .interpreter import Post
 from .machine import Returned, begin_turn, tell_returned
 from .shared import Shared
@@ -37,7 +44,7 @@ from .tokens import (
     close_message,
     content_of,
     keep_text,
-    knows_turns,
+    next_turn,
     open_message,
     texts_of,
 )
@@ -115,13 +122,18 @@ class EngineMachine:
         append_tokens(frame.branch, text, tokens, self._tokenizer)
 
     def open_message(self, frame: Frame, role: str) -> None:
-        """After a join the template has not been asked for the messages that were appended."""
-        content = content_of(frame.branch)
-        while not knows_turns(content, self._tokenizer):
-            frame.spend(1 + len(content.roles) // MESSAGES_PER_WORK)
+        """After a join the template has not been asked for the messages that were appended. What follows many messages
+        is found out beside the engine."""
+        content, chat = content_of(frame.branch), self._tokenizer.chat
+        while (asked := next_turn(content, role, chat)) is not None:
+            frame.spend(1 + asked[0].depth // MESSAGES_PER_WORK)
+            if asked[0].depth > MESSAGES_AT_ONCE and self._encodings is not None:
+                num_chars = asked[0].depth * CHARS_OF_MESSAGE
+                self._encodings.begin_writing(frame, num_chars, partial(chat.after, *asked), lambda _: frame.go_on())
+                return
+            chat.after(*asked)
             frame.pause()
         open_message(frame.branch, role, self._tokenizer)
-        frame.spend(len(content.roles) // MESSAGES_PER_WORK)
 
     def close_message(self, frame: Frame) -> None:
         close_message(frame.branch, self._tokenizer)
@@ -141,6 +153,7 @@ class EngineMachine:
             if isinstance(outcome, ErrorInfo):
                 frame.failed(outcome)
                 return
+            frame.spend(1 + len(outcome) // ENCODED_PER_WORK)
             tell = partial(self._tell, frame, op.name, outcome, [op.name], started)
             if op.append and outcome:
                 self._append_returned(frame, len(outcome), partial(self._write, outcome), tell)
@@ -170,6 +183,7 @@ class EngineMachine:
                 tell()
                 return
             content, num_chars = content_of(frame.branch), sum(len(said_of(call)) for call in made)
+            frame.spend(len(made) + num_chars // ENCODED_PER_WORK)
             write = partial(write_results, tuple(content.roles), content.suffix, made, self._tokenizer)
             self._append_returned(frame, num_chars, write, tell, template=True, role="tool")
 
@@ -205,9 +219,9 @@ class EngineMachine:
             message = f"the branch has {branch.content.length} tokens, but {self._max_tokens} in all is the limit"
             raise RequestError(message, code="context_length_exceeded", param="ops")
 
-    def forget(self, state: State, run: Run) -> None:
+    def forget(self, state: State, run: Run) -> Iterator[None]:
         if run.program.trace:
-            self._calls.send_unused(state, run)
+            yield from self._calls.send_unused(state, run)
 
     def describe(self, error: BoughError) -> ErrorInfo:
         return to_info(error)
@@ -743,8 +757,9 @@ class ModelCalls:
                 )
         content.appended = Shared()
 
-    def send_unused(self, state: State, run: Run) -> None:
-        """Tells, at the end of a program, of appended text that was never computed."""
+    def send_unused(self, state: State, run: Run) -> Iterator[None]:
+        """Tells, at the end of a program, of appended text that was never computed, a branch at a time."""
         for content in (*(branch.content for branch in state.branches.values()), *state.untold):
             assert isinstance(content, TokenContent)
             self.send_appended(run, content, None)
+            yield

@@ -15,7 +15,7 @@ from ..protocol.errors import BoughError, EngineError, EngineStoppedError, Error
 from ..protocol.patterns import PatternCache
 from ..protocol.program import Cancel, Done, Failed, Program
 from ..tools.registry import ToolCall, ToolRegistry
-from .costs import MAX_SLICE_S
+from .costs import MAX_SLICE_S, TOLD_AT_ONCE
 from .interpreter import Interpreter, Post
 from .machine import Machine
 from .memory import Account, Memory
@@ -266,7 +266,7 @@ class Executor:
 
     def _drop(self, program_id: str, error: ErrorInfo, key: object = None) -> None:
         state = self._states.get(program_id)
-        if state is not None and (key is None or any(run.key == key for run in state.runs)):
+        if state is not None and (key is None or any(run.key == key for run in state.in_flight)):
             self._fail(state, None, 0, error)
         for arrival in self._remove_arrivals(program_id, lambda each: key is None or each.run.key == key):
             if arrival.state is None:
@@ -290,7 +290,7 @@ class Executor:
 
     def _find(self, program: Program, now: float) -> State:
         state = self._states.get(program.id)
-        if state is not None and not state.runs and now - state.used >= self._machine.budget.life_s:
+        if state is not None and not state.in_flight and now - state.used >= self._machine.budget.life_s:
             self._forget(state)
             state = None
         if program.resume:
@@ -341,39 +341,60 @@ class Executor:
 
     def _idle(self) -> list[State]:
         """Returns the states that wait for another submission, the least recently used first."""
-        return [state for state in self._states.values() if not state.runs and state.id not in self._arrivals]
+        return [state for state in self._states.values() if not state.in_flight and state.id not in self._arrivals]
 
     def _finish(self, state: State, run: Run) -> None:
-        """A submission has done all its instructions."""
-        now = self._clock()
-        run.over = True
+        """A submission has done all its instructions: its end is told, that of a large program by and by."""
         state.runs.remove(run)
-        state.used = now
+        run.over = True
+        state.ending.append(run)
+        state.used = self._clock()
         self._states.move_to_end(state.id)  # the least recently used comes first
         state.kept = state.kept and run.program.keep
-        if not state.kept and not state.runs:
+        steps = self._tell_end(state, run, state.used - run.started)
+        if self._slices and state.num_tokens > TOLD_AT_ONCE:
+            self._end_later(state, run, steps)
+        else:
+            for _ in steps:
+                pass
+
+    def _end_later(self, state: State, run: Run, steps: Iterator[None]) -> None:
+        def go_on() -> None:
+            ends = time.monotonic() + MAX_SLICE_S
+            with self._interpreter.contained(state):
+                while run in state.ending:
+                    next(steps, None)
+                    if time.monotonic() >= ends:
+                        self._end_later(state, run, steps)
+                        return
+
+        self._interpreter.later(state.namespace, go_on)
+
+    def _tell_end(self, state: State, run: Run, elapsed_s: float) -> Iterator[None]:
+        """Tells of the end of a submission, a branch at a time, and forgets a program that nothing follows."""
+        texts: dict[int, str] = {}
+        num_tokens: dict[int, int] = {}
+        for branch in [branch for branch in state.branches.values() if branch.started]:
+            texts[branch.id] = branch.content.text
+            if (count := self._machine.num_tokens(branch)) is not None:
+                num_tokens[branch.id] = count
+            yield
+        if not state.kept and state.in_flight == [run]:
+            yield from self._machine.forget(state, run)
+        state.ending.remove(run)
+        if not state.kept and not state.in_flight:
             self._forget(state)
-            self._machine.forget(state, run)
         elif not any(branch.origin.given for branch in state.branches.values()):
             state.account.add(-run.num_tokens)  # nobody will need its instructions again
-        opened = [branch for branch in state.branches.values() if branch.started]
-        texts = {branch.id: branch.content.text for branch in opened}
-        counts = {branch.id: self._machine.num_tokens(branch) for branch in opened}
         run.tell(
-            Done(
-                usage=run.usage,
-                requests=run.num_requests,
-                texts=texts,
-                num_tokens={branch_id: count for branch_id, count in counts.items() if count is not None},
-                elapsed_s=now - run.started,
-            )
+            Done(usage=run.usage, requests=run.num_requests, texts=texts, num_tokens=num_tokens, elapsed_s=elapsed_s)
         )
 
     def _fail(self, state: State, step: Step | None, branch_id: int, info: ErrorInfo) -> None:
         """The program has failed: all its branches stop, every submission in flight hears why."""
         self._states.pop(state.id, None)
         state.account.close()
-        runs, state.runs = state.runs, []
+        runs, state.runs, state.ending = state.in_flight, [], []
         try:
             self._interpreter.stop(list(state.branches.values()))
         finally:  # whatever becomes of the engine, who waits is told

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -66,8 +66,9 @@ class Machine(Protocol):
     def check_length(self, branch: Branch) -> None:
         """Checks a branch. Raises RequestError: it has more than fits into a request."""
 
-    def forget(self, state: State, run: Run) -> None:
-        """Hears that a program has ended by itself, whose last submission was `run`, and is not kept."""
+    def forget(self, state: State, run: Run) -> Iterable[None]:
+        """Hears that a program has ended by itself, whose last submission was `run`, and is not kept: step by step,
+        between which others have a turn."""
 
     def close(self) -> None:
         """Waits for nothing that is still in flight."""

@@ -422,6 +422,7 @@ class State:
     """A program's state between and during submissions. `kept`: it outlives those that are in flight.
 
     blank       the content of a branch that has not begun
+    ending      submissions that are done, and whose end is being told
     account     what it holds of everybody's memory
     untold      contents of branches that began anew, of which the trace has not told yet
     """
@@ -434,6 +435,7 @@ class State:
     account: Account = field(default_factory=lambda: Account(Memory(), ""))
     branches: dict[int, Branch] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
+    ending: list[Run] = field(default_factory=list)
     used: float = 0.0
     kept: bool = True
     num_requests: int = 0
@@ -445,6 +447,11 @@ class State:
     def __post_init__(self) -> None:
         self.branches[0] = Branch(0, self.blank.fork())
         self.count(BRANCH_TOKENS)
+
+    @property
+    def in_flight(self) -> list[Run]:
+        """Submissions whose listeners have not heard their end."""
+        return [*self.runs, *self.ending]
 
     def spend(self, run: Run, work: int) -> None:
         """Counts work that is done for `run`, also for the slice of time that the program has.

@@ -16,7 +16,7 @@ from ...constrain.workers.turns import Turns
 from ...radix import tenant_of
 from ..protocol.errors import EngineStoppedError, OverloadedError, RequestError
 from ..protocol.request import CACHED, PREFILLED, TokenLogprob
-from ..tokenizer.chat_template import Turn
+from ..tokenizer.chat_template import ChatTemplate, Turn
 from ..tokenizer.tokenizer import Tokenizer
 from .shared import Shared
 from .state import Branch, Frame
@@ -265,31 +265,38 @@ def append_tokens(
     content.append_text(text)
 
 
-def knows_turns(content: TokenContent, tokenizer: Tokenizer) -> bool:
-    """Returns true if the template's pieces of all messages so far are known; if not, finds those of one more.
+def next_turn(content: TokenContent, role: str, chat: ChatTemplate) -> tuple[Turn, str] | None:
+    """Returns what the template has to be asked for before a message of `role` can be opened: a message, as the turn
+    before it and its role. None: nothing more.
 
     Raises:
-        RequestError: the template refuses the order of roles.
+        RequestError: a message is open.
     """
-    known = content.turn or tokenizer.chat.start
-    if known.depth == len(content.roles):
-        return True
-    content.turn = tokenizer.chat.after(known, content.roles[known.depth])
-    return False
+    if content.suffix is not None:
+        raise RequestError(f"a {role} message cannot be opened inside a {content.roles[-1]} message", param="role")
+    turn = content.turn or chat.start
+    unknown = role
+    for each in content.roles[turn.depth :]:
+        following = turn.following.get(each)
+        if following is None:
+            unknown = each
+            break
+        turn = following
+    content.turn = turn
+    return None if unknown in turn.following else (turn, unknown)
 
 
 def open_message(branch: Branch, role: str, tokenizer: Tokenizer) -> None:
-    """Opens a message; the turns before it are known.
+    """Opens a message.
 
     Raises:
         RequestError: a message is open, or the template refuses the order of roles.
     """
-    content = content_of(branch)
-    if content.suffix is not None:
-        raise RequestError(f"a {role} message cannot be opened inside a {content.roles[-1]} message", param="role")
-    while not knows_turns(content, tokenizer):
-        pass
-    turn = tokenizer.chat.after(content.turn or tokenizer.chat.start, role)
+    content, chat = content_of(branch), tokenizer.chat
+    while (asked := next_turn(content, role, chat)) is not None:
+        chat.after(*asked)
+    assert content.turn is not None
+    turn = content.turn.following[role]
     content.edges.append(content.edge)
     append_text(branch, turn.pieces.prefix, tokenizer, template=True, role=role)
     content.edges.append(content.edge)

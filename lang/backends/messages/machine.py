@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -185,8 +185,9 @@ class MessageMachine:
     def check_length(self, branch: Branch) -> None:
         """Checks nothing: the API says when a prompt is too long."""
 
-    def forget(self, state: State, run: Run) -> None:
+    def forget(self, state: State, run: Run) -> Iterable[None]:
         """Does nothing: a program has nothing here besides its state."""
+        return ()
 
     def close(self) -> None:
         """Does nothing: calls end with their programs."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,10 +12,9 @@ import pytest
 
 from bough.constrain import compiler
 from bough.constrain.spec import Lark
-from bough.runtime.programs import costs, interpreter, state
+from bough.runtime.programs import costs, executor, interpreter, state
 from bough.runtime.programs.costs import MAX_SLICE_S, MAX_SLICE_WORK
 from bough.runtime.programs.tokens import content_of
-from bough.runtime.programs.tool_uses import ToolUses
 from bough.runtime.programs.validate import MAX_OPS
 from bough.runtime.protocol.condition import (
     Compare,
@@ -35,7 +33,6 @@ from bough.runtime.protocol.program import (
     Assign,
     BranchFailed,
     BranchRestarted,
-    CallTools,
     Cancel,
     Fork,
     Gen,
@@ -49,21 +46,19 @@ from bough.runtime.protocol.program import (
     SelectMethod,
     Skipped,
     Text,
-    Use,
     Value,
     When,
 )
 from bough.runtime.protocol.sampling_params import SamplingParams
 from bough.runtime.tokenizer import chat_template as chat
+from bough.runtime.tokenizer.chat_template import ChatTemplate, Turn
 from bough.runtime.tokenizer.tokenizer import LONG_TEXT, Tokenizer
-from bough.runtime.tools.calls import MAX_TURN_CALLS, MAX_TURN_CHARS
-from bough.runtime.tools.forms import PLAIN
-from bough.runtime.tools.tag_reader import TagReader
 
 from ...tokenizer.test_tokenizer import SMOLLM
 from ..oracle import Heard
 from ..place import GREEDY, bound
 from ..tool_place import ToolPlace
+from .attack import Attack, count_calls
 
 FALSE: Condition = Either(())
 TRUE: Condition = Every(())
@@ -77,46 +72,8 @@ def place() -> Iterator[ToolPlace]:
     made.close()
 
 
-class Attack:
-    """A program, and what it was charged for at most in one go, between two of which the engine can make a step."""
-
-    def __init__(self, place: ToolPlace, ops: list[Op], **fields: Any) -> None:
-        self.heard = Heard()
-        self.most = 0
-        self.num_goes = 0
-        program = Program(id="attack", ops=tuple(ops), **fields)
-        place.executor.run(program, self.heard)
-        self.state = place.executor._states.get("attack")
-        while not self.heard.over:
-            if place.engine.idle or place.has_calls:
-                call, before = place.next_call(), 0 if self.state is None else self.state.work
-                call()
-                self.state = self.state or place.executor._states.get("attack")
-                self.most = max(self.most, 0 if self.state is None else self.state.work - before)
-                self.num_goes += 1
-            if not place.engine.idle:
-                place.engine.step()
-
-    @property
-    def code(self) -> str:
-        error: str = self.heard.failed.error.code
-        return error
-
-
 def loop(*body: Op, turns: int = 1000) -> Op:
     return Repeat(0, body, FALSE, turns)
-
-
-def count_calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[tuple[Any, ...]]:
-    calls: list[tuple[Any, ...]] = []
-    before: Callable[..., Any] = getattr(owner, name)
-
-    def counted(*args: Any, **options: Any) -> Any:
-        calls.append(args)
-        return before(*args, **options)
-
-    monkeypatch.setattr(owner, name, counted)
-    return calls
 
 
 # Text
@@ -194,106 +151,6 @@ def test_what_is_told_is_charged(place: ToolPlace) -> None:
 def test_choices_are_bounded(place: ToolPlace) -> None:
     choices = tuple("ab c" * 1000 + str(index) for index in range(100))
     assert Attack(place, [Text(0, ("x",)), Select(0, "s", choices)]).code == "invalid_value"
-
-
-# Tools
-
-
-class Talkative:
-    """A tool that says much."""
-
-    name = "talk"
-    timeout_s = None
-    max_chars = 1 << 20
-    parameters = None
-
-    def __init__(self, num_chars: int) -> None:
-        self.num_chars = num_chars
-
-    def call(self, arguments: dict[str, Any]) -> str:
-        return "x" * self.num_chars
-
-
-def turn_of(text: str, *tools: str) -> list[Op]:
-    """A turn in which the model has written `text`."""
-    return [RoleBegin(0, "assistant"), Assign(0, "a", (text,)), CallTools(0, "a.calls", "a", tools or ("talk",))]
-
-
-def test_a_text_that_is_too_long_is_not_read_for_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = ToolPlace(Talkative(1))
-    pushed = count_calls(monkeypatch, TagReader, "push")
-    error = place.refusal(turn_of("x" * (MAX_TURN_CHARS + 1)))
-    assert (error.code, error.param) == ("invalid_value", "of")
-    assert f"up to {MAX_TURN_CHARS} characters" in error.message and not pushed
-    assert place.run(turn_of("x" * MAX_TURN_CHARS)).texts[0, "a.calls"] == "[]"
-    place.close()
-
-
-def test_reading_a_text_for_calls_makes_way() -> None:
-    place = ToolPlace(Talkative(1))
-    attack = Attack(place, turn_of(PLAIN.before * (MAX_TURN_CHARS // len(PLAIN.before) - 10) + PLAIN.write("talk", {})))
-    (call,) = json.loads(attack.heard.texts[0, "a.calls"])
-    assert call["result"] == "x"
-    assert attack.num_goes >= MAX_TURN_CHARS // costs.ENCODED_PER_WORK // MAX_SLICE_WORK
-    place.close()
-
-
-def test_the_calls_of_a_turn_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = ToolPlace(Talkative(1))
-    begun = count_calls(monkeypatch, ToolUses, "begin")
-    error = place.refusal(turn_of(PLAIN.write("talk", {}) * (MAX_TURN_CALLS + 1)))
-    assert (error.code, error.param) == ("invalid_value", "of")
-    assert f"up to {MAX_TURN_CALLS} calls" in error.message and not begun
-    place.close()
-
-
-@pytest.mark.parametrize(
-    "ops", [turn_of(PLAIN.write("talk", {}) * 4), [Text(0, ("x",)), Use(0, "u", "talk")]], ids=["turn", "use"]
-)
-def test_results_without_room_are_not_encoded(ops: list[Op], monkeypatch: pytest.MonkeyPatch) -> None:
-    place = ToolPlace(Talkative(1 << 16))
-    written = count_calls(monkeypatch, Tokenizer, "encode_pieces")
-    encoded = count_calls(monkeypatch, Tokenizer, "encode")
-    assert place.refusal(ops).code == "context_length_exceeded"
-    assert not any(len(text) > LONG_TEXT for _, text in encoded)
-    assert not written
-    place.close()
-
-
-@pytest.mark.parametrize(
-    "ops", [turn_of(PLAIN.write("talk", {}) * 4), [Text(0, ("x",)), Use(0, "u", "talk")]], ids=["turn", "use"]
-)
-def test_long_results_are_encoded_beside_the_engine(ops: list[Op], monkeypatch: pytest.MonkeyPatch) -> None:
-    place, threads = ToolPlace(Talkative(LONG_TEXT + 1)), list[threading.Thread]()
-    encode = Tokenizer._encode
-
-    def noted(self: Tokenizer, pieces: list[str | int], **options: bool) -> list[int]:
-        if sum(len(piece) for piece in pieces if isinstance(piece, str)) > LONG_TEXT:
-            threads.append(threading.current_thread())
-        return encode(self, pieces, **options)
-
-    monkeypatch.setattr(Tokenizer, "_encode", noted)
-    place.machine._max_tokens = 1 << 20
-    heard = place.run([*ops, Text(0, ("!",))], keep=True)
-    assert heard.done.texts[0].count("x" * (LONG_TEXT + 1)) == (4 if len(ops) == 3 else 1)
-    assert heard.done.texts[0].endswith("!")
-    assert [thread is threading.current_thread() for thread in threads] == [False]
-    content = content_of(place.executor._states["p"].branches[0])
-    assert place.engine.tokenizer.decode(content.tokens[:], skip_special_tokens=False) == heard.done.texts[0]
-    place.close()
-
-
-def test_results_are_abandoned_with_their_branch() -> None:
-    place = ToolPlace(Talkative(LONG_TEXT + 1))
-    place.machine._max_tokens = 1 << 20
-    ops: list[Op] = [Text(0, ("x",)), Fork(0, (1,)), Use(1, "u", "talk"), Join(0, (1,))]
-    heard = place.start([*ops, Assign(0, "x", ("y",), tell=True)], "p", keep=True)
-    place.posted.get(timeout=10.0)()  # it has returned, and is encoded
-    place.start([Cancel(1)], "p", resume=True, keep=True)
-    place.drive(lambda: heard.over)
-    assert heard.done.texts[0] == "x"
-    assert not any(branch.running for branch in place.executor._states["p"].branches.values())
-    place.close()
 
 
 # Conditions
@@ -519,6 +376,119 @@ def test_messages_that_were_joined_make_way_and_are_charged(place: ToolPlace) ->
     assert attack.most <= MAX_SLICE_WORK + 100
     expected = place.engine.tokenizer.chat.role_pieces(("user",) * 201, "assistant")
     assert branch.turn.pieces == expected
+
+
+def test_what_follows_many_messages_is_found_out_beside_the_engine(
+    place: ToolPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[tuple[int, bool]] = []
+    after = ChatTemplate.after
+
+    def noted(self: ChatTemplate, turn: Turn, role: str) -> Turn:
+        threads.append((turn.depth, threading.current_thread() is threading.main_thread()))
+        return after(self, turn, role)
+
+    monkeypatch.setattr(ChatTemplate, "after", noted)
+    monkeypatch.setattr(place.engine.tokenizer.chat, "start", Turn())
+    number = costs.MESSAGES_AT_ONCE + 3
+    heard = place.run([*(RoleBegin(0, "user"), RoleEnd(0)) * number, RoleBegin(0, "assistant")], keep=True)
+    assert threads == [(depth, depth <= costs.MESSAGES_AT_ONCE) for depth in range(number + 1)]
+    branch = content_of(place.executor._states["p"].branches[0])
+    assert branch.turn is not None and [turn.role for turn in branch.turn.path()] == ["user"] * number + ["assistant"]
+    assert heard.done.texts[0] == place.engine.tokenizer.decode(branch.tokens[:], skip_special_tokens=False)
+    known = place.run([*(RoleBegin(0, "user"), RoleEnd(0)) * number], "q", namespace="another")
+    assert known.done and len(threads) == number + 1
+
+
+def test_a_template_that_refuses_beside_the_engine_ends_its_program_alone(
+    place: ToolPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: ChatTemplate, turn: Turn, role: str) -> Turn:
+        if turn.depth > costs.MESSAGES_AT_ONCE:
+            raise RequestError("the chat template refused the messages", param="messages")
+        return after(self, turn, role)
+
+    after = ChatTemplate.after
+    monkeypatch.setattr(ChatTemplate, "after", refuse)
+    monkeypatch.setattr(place.engine.tokenizer.chat, "start", Turn())
+    error = place.refusal([*(RoleBegin(0, "user"), RoleEnd(0)) * (costs.MESSAGES_AT_ONCE + 2)])
+    assert "refused the messages" in error.message
+    assert place.run([Text(0, ("x",))], "q").done
+
+
+# Ends
+
+
+def of_three(*, trace: bool = False) -> tuple[list[Op], dict[str, Any]]:
+    """A program of three branches, the text of one of which nothing ever computes."""
+    ops: list[Op] = [Text(0, ("x",)), Fork(0, (1, 2)), Text(1, ("y" * 99,)), Text(2, ("z",)), Join(0, (1, 2))]
+    return ops, {"trace": trace}
+
+
+@pytest.mark.parametrize("trace", [False, True])
+def test_the_end_of_a_large_program_makes_way(place: ToolPlace, monkeypatch: pytest.MonkeyPatch, trace: bool) -> None:
+    """A thousand branches of 18,000 characters held up the engine for 0.2 s, after each submission."""
+    ops, how = of_three(trace=trace)
+    at_once = place.run(ops, "small", **how)
+    monkeypatch.setattr(executor, "TOLD_AT_ONCE", 0)
+    monkeypatch.setattr(executor, "MAX_SLICE_S", 0.0)
+    heard = Heard()
+    place.executor.run(Program(id="large", ops=tuple(ops), **how), heard)
+    turns_of_end = 0
+    while not heard.over:
+        state = place.executor._states.get("large")
+        turns_of_end += state is not None and bool(state.ending)
+        place.next_call()()
+    assert turns_of_end >= (6 if trace else 3)
+    assert heard.done.texts == at_once.done.texts == {0: "x", 1: "x" + "y" * 99, 2: "xz"}
+    assert heard.done.num_tokens == at_once.done.num_tokens
+    assert len(heard.events) == len(at_once.events)
+    assert place.executor.num_states == 0
+
+
+def ending(place: ToolPlace, monkeypatch: pytest.MonkeyPatch, **how: Any) -> Heard:
+    """A program whose instructions are done, and whose end has not been told."""
+    monkeypatch.setattr(executor, "TOLD_AT_ONCE", 0)
+    monkeypatch.setattr(executor, "MAX_SLICE_S", 0.0)
+    heard = place.start(of_three()[0], **how)
+    state = place.executor._states["p"]
+    while not state.ending:
+        place.next_call()()
+    assert not heard.over
+    return heard
+
+
+def test_a_program_is_dropped_while_its_end_is_told(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = ending(place, monkeypatch, key="mine")
+    place.executor.drop("p", "another's")
+    assert not heard.over
+    place.executor.drop("p", "mine")
+    assert heard.failed.error.code == "aborted"
+    while place.has_calls:
+        place.next_call()()
+    assert len(heard.events) == 1 and place.executor.num_states == 0
+
+
+def test_a_program_goes_on_while_its_end_is_told(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not idle, so that nothing drops it, and another submission finds it."""
+    first = ending(place, monkeypatch, keep=True)
+    place.executor._max_states = 0
+    place.executor._trim(place.clock())
+    after = place.start([Text(0, ("!",))], resume=True)
+    place.drive(lambda: first.over and after.over)
+    assert first.done.texts[1] == "x" + "y" * 99
+    assert after.done.texts[0] == "x!"
+    assert place.executor.num_states == 0
+
+
+def test_a_program_that_fails_while_an_end_is_told_tells_both(
+    place: ToolPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = ending(place, monkeypatch, keep=True)
+    after = place.start([RoleEnd(0)], resume=True)
+    place.drive(lambda: first.over and after.over)
+    assert after.failed.error.code == first.failed.error.code == "invalid_value"
+    assert after.failed.index == 0 and first.failed.index is None
 
 
 # Time
