@@ -79,7 +79,7 @@ class RadixTree:
 
     Every ancestor of a locked node is locked. So all unlocked pages can be evicted, leaf by leaf.
 
-    Tenants give up pages as `tenants` says; of a tenant the least recently used go first.
+    Tenants give up pages as `tenants.Holdings.giver` says; of a tenant the least recently used go first.
     """
 
     def __init__(self, page_size: int, weights: Weights = EQUAL) -> None:

@@ -15,9 +15,9 @@ Where a new format goes. Most that files have are repacked into the layouts belo
    `read_packed` in `runtime/models/quantised_linear.py`; the name in `runtime/protocol/config.py` (`quantization`, and
    `STORED` if it is the checkpoint's own), unless it is for measurements alone, as int4-g32.
 4. The CPU library: `NATIVE_KINDS`, `fits`, `_form` and `_Loader._tile` in `runtime/models/native.py`;
-   `kernels/native/packed.py`; the format's bits in `kernels/native/library.py` and `source/bough_cpu.h`; in C the
-   tiles, which `source/pack.c` writes (with the types of GGUF) and `source/linear/tiles.h` reads, and a product in
-   `source/linear/linear.h` (`select_product`).
+   `packed.py` in `kernels/native`; the format's bits in `library.py` and `source/bough_cpu.h` there; in C the tiles,
+   which `source/pack.c` writes (with the types of GGUF) and `source/linear/tiles.h` reads, and a product in
+   `source/linear/linear.h` (`select_product` of C).
 
 Shapes: M output features, N input features (the terms of a sum), T tokens, G columns that share a scale (`group`).
 """

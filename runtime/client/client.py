@@ -16,7 +16,8 @@ class EngineClient(Protocol):
     """Interface to an engine for programs, the server and scripts. Safe to use from many threads.
 
     `stream` and `run` (and their async forms) yield events until the terminal one. Leaving the iterator early
-    (`close`, `aclose`, cancellation) aborts the work. Refusals (RequestError, OverloadedError, GrammarError) are
+    (`close`, `aclose`, cancellation) aborts the request, or drops the program with the state that it has kept
+    (`streams.iterate`, `aiterate`). Refusals (RequestError, OverloadedError, GrammarError) are
     raised at the first `next`; a failure in mid-flight arrives as a terminal event with `error` set;
     EngineStoppedError is raised if the engine dies.
     """

@@ -1,6 +1,6 @@
 """Messages between the engine process and its client: MessagePack frames over a socket pair.
 
-A frame is its length, 4 bytes little-endian, and a message. Streams are told apart by a key that the client gives.
+A frame is a head and a message: `_head`. Streams are told apart by a key that the client gives.
 """
 
 from __future__ import annotations

@@ -250,7 +250,7 @@ class Engine:
         plans, masks = [plan], None
         if specs is not None:
             plans += self._scheduler.repeat(plan, self._steps_ahead(before) - 1)
-        elif before is None:  # they need not wait for what it drew
+        elif before is None:  # no flight is unread whose tokens they depend on: they are filled during the pass
             masks = self._masks.start(plan.work, generations)
         expected_s = self._size.expected_s(plans)
         self._size.under_way_s += expected_s

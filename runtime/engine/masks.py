@@ -1,9 +1,9 @@
 """Grammar masks of a step, filled on threads while the forward pass runs.
 
-A sequence is deferred, and sits steps out, if its mask is late (`MaskStage.finish`), or if it takes a search to tell
-what its drawn token comes to (`defer_undecided`). Where a tenant has too many late masks, slower threads fill its
-others (`start`). Before its first step a sequence waits for its grammar (`admission`), after its last for checks
-(`checks`).
+A sequence is deferred, and sits steps out, if its mask is late (`MaskStage.finish`, or `abandon` after a pass that
+failed), or if only a search tells whether its drawn token still leads to an end (`defer_undecided`). Where a tenant has
+too many late masks, slower threads fill its others (`start`). All that may delay a constrained sequence is listed in
+the package's docstring, `runtime/engine/__init__.py`.
 """
 
 from __future__ import annotations
@@ -242,17 +242,18 @@ class StepMasks:
 class MaskStage:
     """The masks of an engine's steps, and the generations that sit steps out since theirs are late.
 
-    After the pass a mask has `patience_s` more, or 80 % of the pass's own time if that is longer. What is late is
-    deferred: its generation is drawn from in a later step, and holds nobody up.
+    After the pass a mask has its patience more: `least_patience_s`, or 80 % of the pass's own time if that is longer;
+    as long again if other masks have kept the threads busy. What is late is deferred: its generation is drawn from in a
+    later step, and holds nobody up.
 
     pass_s    seconds of the last pass, on a device that is asked ahead: the next one takes about as long
     """
 
-    def __init__(self, vocab_size: int, scheduler: Scheduler, patience_s: float) -> None:
+    def __init__(self, vocab_size: int, scheduler: Scheduler, least_patience_s: float) -> None:
         self.pass_s = 0.0
         self._filler = MaskFiller(vocab_size)
         self._scheduler = scheduler
-        self._patience_s = patience_s
+        self._least_patience_s = least_patience_s
         self._deferred: dict[Generation, MaskJob] = {}
 
     @property
@@ -280,7 +281,7 @@ class MaskStage:
         """Waits for `masks` of a pass whose launch took `forward_s`; defers the generations whose masks are late."""
         if masks.filling is None:
             return
-        late = self._filler.finish(masks.filling, max(0.8 * max(forward_s, self.pass_s), self._patience_s))
+        late = self._filler.finish(masks.filling, max(0.8 * max(forward_s, self.pass_s), self._least_patience_s))
         for index in [index for index, job in masks.jobs.items() if job in late]:
             self._defer(masks.generations[index], masks.jobs.pop(index))
         for index, job in masks.jobs.items():
@@ -294,7 +295,7 @@ class MaskStage:
         are late sit steps out."""
         if masks.filling is None:
             return
-        late = self._filler.finish(masks.filling, self._patience_s)
+        late = self._filler.finish(masks.filling, self._least_patience_s)
         for index, job in masks.jobs.items():
             if job in late:
                 self._scheduler.repeat_later(masks.work[index])

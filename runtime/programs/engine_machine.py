@@ -1,4 +1,7 @@
-"""The machine of programs beside an engine: appends tokens to branches, submits requests for values, calls tools."""
+"""The machine of programs beside an engine: appends tokens to branches, submits requests for values, calls tools.
+
+What instructions mean, forks included, the interpreter knows (`Interpreter`).
+"""
 
 from __future__ import annotations
 

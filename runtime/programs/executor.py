@@ -260,7 +260,7 @@ class Executor:
 
         This is also what happens when a client leaves (`runtime.client.streams.aiterate`), which gives the `key` of its
         submission: unless that one is in flight, nothing happens, as the program may be somebody else's. If it is, all
-        submissions of the program end with it.
+        submissions of the program that have begun end with it; those that wait to be read find its state gone.
         """
         self._drop(program_id, ErrorInfo(code="aborted", message="the program was dropped"), key)
 

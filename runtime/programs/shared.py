@@ -1,4 +1,7 @@
-"""A sequence that is forked in constant time and space: what was in it before is shared, and never copied."""
+"""A list that is forked in constant time and space: what was in it before is shared, and never copied.
+
+Pages of the cache are shared elsewhere, where requests are admitted (`Scheduler._awaits_prefix`, `PrefixCache.open`).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ class _Segment(Generic[T]):
 
 
 class Shared(Generic[T]):
-    """A sequence that grows at its end, or is cut there. Forks share what they have in common: a chain of segments.
+    """A list that grows at its end, or is cut there. Forks share what they have in common: a chain of segments.
 
     With `compact` the items are ints of 32 bits, and take four bytes each.
     """

@@ -75,7 +75,8 @@ class Merged(Generic[T]):
     """Iterates over (index of the stream, item) in order of arrival, and None after each `quiet_s` without any.
 
     The first exception of any stream is raised here. `close` (or leaving `async with`) closes every stream, which
-    aborts its work, and returns once they are closed; then `at_close` is called. `room` items of each stream may wait
+    aborts its request or drops its program (`runtime.client.streams.aiterate`), and returns once they are closed; then
+    `at_close` is called. `room` items of each stream may wait
     to be taken.
     """
 

@@ -1,4 +1,8 @@
-"""Routes of programs: those sent as instructions, and those deployed by name and called with JSON arguments."""
+"""Routes of programs: those sent as instructions, and those deployed by name and called with JSON arguments.
+
+A program whose client leaves is dropped, with its state, kept or not: its stream is closed (`server/http/answers.py`),
+and the engine's client then sends a `Drop` (`runtime/client/streams.py`; `Executor.drop`).
+"""
 
 from __future__ import annotations
 
