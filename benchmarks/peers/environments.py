@@ -48,7 +48,8 @@ RECIPES = msgspec.json.decode(Path(__file__).with_name("recipes.json").read_byte
 """Recipes of engines; "clients": of libraries with a client for programs, on llama.cpp; "sglang": of SGLang's language,
 in the last release that can be installed without its engine.
 
-llama.cpp is compiled for the processor that it is built on, as its users do; torchvision, torchaudio and torchcodec are
+llama.cpp is compiled for the processor that it is built on, as its users do, but without AMX, whose tiles that release
+uses before they are configured, which ends the process; torchvision, torchaudio and torchcodec are
 removed because they come built for another torch than one for CPUs."""
 
 

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -333,6 +334,8 @@ class ToolRunner:
                 self._awaited.remove(ticket.owner)
                 ticket.stage = "over"
             if future.cancelled():
+                with suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(_close_unbegun, result)
                 self._deliver(ticket, tool_failed(ticket.tool.name, "it was cancelled"))
             elif (error := future.exception()) is not None:
                 self._deliver(ticket, _failed(ticket.tool, error))
@@ -376,6 +379,12 @@ class ToolRunner:
             ticket.done(outcome)
         except Exception:
             logger.exception("who waits for tool %s failed", ticket.tool.name)
+
+
+def _close_unbegun(result: Awaitable[str]) -> None:
+    """Closes a coroutine that was cancelled before it began; Python would warn of it."""
+    if inspect.iscoroutine(result) and inspect.getcoroutinestate(result) == inspect.CORO_CREATED:
+        result.close()
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
 import pytest
 
@@ -192,3 +194,32 @@ def test_what_is_awaited_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     wait_until(lambda: runner._awaited.total == 0)
     start(runner, Tool("quick", lambda: "quick"), HOG)
     runner.close()
+
+
+def test_a_call_that_is_cancelled_before_it_is_awaited_is_closed() -> None:
+    """Python warned that it was never awaited."""
+    runner, gate, made = ToolRunner(), threading.Event(), list[Coroutine[Any, Any, str]]()
+
+    async def hold() -> str:
+        gate.wait(10.0)  # no other coroutine begins
+        return "held"
+
+    async def stay() -> str:
+        await asyncio.sleep(20.0)
+        return "late"
+
+    def make() -> Coroutine[Any, Any, str]:
+        made.append(stay())
+        return made[-1]
+
+    start(runner, Tool("hold", hold), OTHER)
+    wait_until(lambda: runner._awaited.total == 1)
+    start(runner, Tool("stay", make), HOG)
+    wait_until(lambda: runner._awaited.total == 2)
+    closing = threading.Thread(target=runner.close)
+    closing.start()
+    wait_until(lambda: runner._closed)
+    gate.set()
+    closing.join()
+    wait_until(lambda: runner._awaited.total == 0)
+    wait_until(lambda: inspect.getcoroutinestate(made[0]) == inspect.CORO_CLOSED)
