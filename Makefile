@@ -25,7 +25,7 @@ SEED       ?= 1
 OLDEST := $(if $(filter Linux-x86_64,$(shell uname -sm | tr ' ' '-')),$(VENV)/triton-oldest)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu accept sim soak overload fast lint house flows format docs bench serve model install dev lock
+.PHONY: help demo test test-gpu compiled accept sim soak overload fast lint house flows format docs bench serve model install dev lock
 .PHONY: dist wheels clean
 
 help:     ## list the targets
@@ -40,6 +40,10 @@ test: $(DEV) $(OLDEST) model  ## run all tests
 test-gpu: $(DEV)  ## on a machine with a GPU: the tests of the kernels, compiled, and of the engine there
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "torch sees no CUDA device")'
 	$(BIN)/pytest tests/kernels tests/gpu tests/runtime/models/test_invariant.py tests/runtime/runner/test_gpu_shared_reads.py
+
+compiled: $(DEV) $(OLDEST)  ## compile the kernels that have changed for every GPU, and write down what they need: tests/kernels/compiled
+	$(BIN)/python -m bough.kernels.compile_check --ledger tests/kernels/compiled --update
+	PYTHONPATH=$(OLDEST) $(BIN)/python -m bough.kernels.compile_check --ledger tests/kernels/compiled --update
 
 accept: $(DEV) model  ## check every promise of docs/acceptance.md at full size: hours, on a quiet machine
 	BOUGH_ACCEPTANCE=full BOUGH_ACCEPTANCE_SCHEMAS="$(SCHEMAS)" $(BIN)/pytest -v tests/acceptance tests/radix/test_mutants.py \

@@ -40,6 +40,7 @@ from .workers.cache import GrammarCache
 from .workers.jobs import Check, Checked, Done, Lower, Tabulated, is_small
 from .workers.process import NoProcessError
 from .workers.service import CompileService, Turn
+from .workers.turns import outcome
 
 PlainSpec = JsonSchema | Regex | Choice | Lark | Gbnf
 
@@ -121,7 +122,7 @@ class GrammarCompiler:
 
     def compile(self, spec: GrammarSpec) -> Grammar:
         """The grammar of `spec`. Raises GrammarError."""
-        return self.submit(spec).result()
+        return outcome(self.submit(spec))
 
     def check(self, spec: GrammarSpec, text: str, receipt: Receipt | None, tenant: str = "") -> Future[list[Finding]]:
         """Checks a finished text against the schemas of `spec`: findings as a future, none as a rule.

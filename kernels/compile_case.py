@@ -16,6 +16,7 @@ class CompileCase:
     aligned      arguments known to be divisible by 16 (pointers of torch tensors are, so are strides of whole heads)
     fusion       whether products and sums may become fused multiply-adds
     max_registers  the launch's limit for a thread, if it has one
+    since, before  launched from this compute capability on, and before that one; a case with float8 from 89 on
     roomy        launched only where a program may have 160 KiB of shared memory (`processor.is_roomy`), or only where
                  it may not; None: everywhere
     """
@@ -29,4 +30,6 @@ class CompileCase:
     aligned: tuple[str, ...] = ()
     fusion: bool = True
     max_registers: int | None = None
+    since: int = 80
+    before: int = 1000
     roomy: bool | None = None

@@ -4,6 +4,8 @@
 
 A kernel that keeps variables in memory for want of registers (a spill), or that needs more shared memory than the GPU
 has, is found here and not on the GPU. Neither a GPU, nor its driver, nor a C compiler is needed.
+
+With `--ledger` only what has changed since it was written is compiled, and `--again` of the others (`compile_ledger`).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -29,62 +31,61 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from .compile_case import CompileCase
+from .compile_ledger import Ledger, Needs, digest_of, forget_lines
 
 SHARED_LIMIT = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
 """KiB of shared memory that one thread block may have, by compute capability."""
 
-_ROOMY = 160
+TENSOR_COLUMNS = 512
+"""Columns of tensor memory, 128 numbers of 32 bits each, that a GPU of compute capability 10 has."""
 
-TARGETS = (80, 90)
-_TARGET_NAME = re.compile(r"\bsm(\d+)$")
+TARGETS = (80, 86, 89, 90, 100, 120)
+_ROOMY = 160
+_FLOAT8_SINCE = 89
 _COUNTED = {
     "wgmma": r"\bwgmma\.mma_async",
     "mma": r"\bmma\.sync",
+    "tcgen05": r"\btcgen05\.mma",
     "cp_async": r"\bcp\.async\.c[ag]",
     "tma": r"\bcp\.async\.bulk\.tensor",
 }
 _SHAPE = re.compile(r"\b(?:wgmma\.mma_async|mma)\.sync\.\S*?\b(m\d+n\d+k\d+)")
 _COLUMNS = (
     *("module", "kernel", "target", "regs", "spill", "shared"),
-    *("wgmma", "mma", "shape", "cp.async", "tma", "seconds", "result"),
+    *("tensor", "wgmma", "mma", "tcgen05", "shape", "cp.async", "tma", "seconds", "result"),
 )
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Resources of one case compiled for one compute capability; `error` is None if it compiled."""
+    """What one case needs, compiled for one compute capability; `error` is None if it compiled."""
 
     module: str
     case: str
     target: int
-    seconds: float
+    needs: Needs
+    seconds: float = 0.0
     error: str | None = None
-    registers: int = 0  # per thread
-    spill_bytes: int = 0  # of stack and local memory, per thread
-    shared_bytes: int = 0  # per thread block
-    wgmma: int = 0
-    mma: int = 0
-    shape: str = ""  # of its matrix instructions, such as m64n128k16
-    cp_async: int = 0
-    tma: int = 0
 
     @property
     def fault(self) -> str | None:
         """Reason why this must not be launched; None if it may be."""
-        limit = SHARED_LIMIT[self.target] * 1024
         if self.error is not None:
             return self.error
-        if self.spill_bytes:
-            return f"spills {self.spill_bytes} bytes"
-        if self.shared_bytes > limit:
-            return f"needs {self.shared_bytes} bytes of shared memory, there are {limit}"
-        return None
+        needs, limit, faults = self.needs, SHARED_LIMIT[self.target] * 1024, []
+        if needs.spill_bytes:
+            faults.append(f"spills {needs.spill_bytes} bytes")
+        if needs.shared_bytes > limit:
+            faults.append(f"needs {needs.shared_bytes} bytes of shared memory, there are {limit}")
+        if needs.tensor_columns > TENSOR_COLUMNS:
+            faults.append(f"needs {needs.tensor_columns} columns of tensor memory, there are {TENSOR_COLUMNS}")
+        return "; ".join(faults) or None
 
     def row(self) -> tuple[str, ...]:
         """Its cells under `_COLUMNS`."""
-        needs = (self.registers, self.spill_bytes, f"{self.shared_bytes / 1024:.1f} KiB")
-        counts = (self.wgmma, self.mma, self.shape, self.cp_async, self.tma, f"{self.seconds:.1f}")
-        return (self.module, self.case, f"sm_{self.target}", *map(str, needs + counts), self.fault or "ok")
+        registers, spilled, shared, *counts = astuple(self.needs)
+        cells = map(str, (registers, spilled, f"{shared / 1024:.1f} KiB", *counts, f"{self.seconds:.1f}"))
+        return (self.module, self.case, f"sm_{self.target}", *cells, self.fault or "ok")
 
 
 def kernel_modules() -> list[str]:
@@ -97,6 +98,7 @@ def kernel_modules() -> list[str]:
 def cases_of(module: str) -> list[CompileCase]:
     """Returns the cases of `module`; empty if it has no `compile_cases`."""
     listing = getattr(importlib.import_module(f".{module}", __package__), "compile_cases", list)
+    forget_lines(__package__)
     cases: list[CompileCase] = listing()
     names = [case.name for case in cases]
     if len(set(names)) < len(names):
@@ -105,11 +107,10 @@ def cases_of(module: str) -> list[CompileCase]:
 
 
 def applies(case: CompileCase, target: int) -> bool:
-    """Tells whether `case` is launched on `target`: a name that ends in sm90 or sm80 belongs to that one alone, some
-    cases belong to GPUs with much or with little shared memory."""
-    named = _TARGET_NAME.search(case.name)
+    """Returns true if `case` is launched on `target`."""
     fits = case.roomy is None or case.roomy == (SHARED_LIMIT[target] >= _ROOMY)
-    return fits and (named is None or int(named[1]) == target)
+    knows = target >= _FLOAT8_SINCE or not any("fp8" in kind for kind in case.signature.values())
+    return fits and knows and case.since <= target < case.before
 
 
 def compile_case(case: CompileCase, target: int) -> Any:
@@ -144,37 +145,57 @@ def inspect(module: str, name: str, target: int) -> Finding:
         registers, spill_bytes = _read_resources(compiled.asm["cubin"])
     except Exception as error:  # noqa: BLE001  whatever the compiler raises is the finding
         lines = str(error).strip().splitlines() or [""]
-        return Finding(module, name, target, time.monotonic() - began, f"{type(error).__name__}: {lines[-1]}")
-    counts: dict[str, Any] = {
-        field: len(re.findall(pattern, compiled.asm["ptx"])) for field, pattern in _COUNTED.items()
-    }
-    return Finding(
-        module,
-        name,
-        target,
-        time.monotonic() - began,
-        registers=registers,
-        spill_bytes=spill_bytes,
-        shared_bytes=compiled.metadata.shared,
-        shape=" ".join(sorted(set(_SHAPE.findall(compiled.asm["ptx"])))),
-        **counts,
+        message = f"{type(error).__name__}: {lines[-1]}"
+        return Finding(module, name, target, Needs(), time.monotonic() - began, message)
+    ptx = compiled.asm["ptx"]
+    needs = Needs(
+        registers,
+        spill_bytes,
+        compiled.metadata.shared,
+        getattr(compiled.metadata, "tmem_size", 0),
+        shape=" ".join(sorted(set(_SHAPE.findall(ptx)))),
+        **{field: len(re.findall(pattern, ptx)) for field, pattern in _COUNTED.items()},
     )
+    return Finding(module, name, target, needs, time.monotonic() - began)
 
 
-def inspect_all(modules: Iterable[str], targets: Iterable[int], *, num_workers: int) -> list[Finding]:
-    """Every case of `modules` on every target that it is for, in the order of modules, cases, targets."""
-    work = [
-        (module, case.name, target)
+Work = tuple[str, str, int]
+"""Module, name of the case, target."""
+
+
+def list_work(modules: Iterable[str], targets: Iterable[int]) -> dict[Work, str]:
+    """Every case of `modules` on every target that it is for, in this order, and the digest of each."""
+    return {
+        (module, case.name, target): digest_of(case, target)
         for module in modules
         for case in cases_of(module)
         for target in targets
         if applies(case, target)
-    ]
+    }
+
+
+def inspect_all(work: Sequence[Work], *, num_workers: int) -> list[Finding]:
+    """Compiles cases, and reads what came out."""
     if num_workers <= 1 or len(work) <= 1:
         return [inspect(*item) for item in work]
     # `fork` shares what is imported. It is safe here: nothing has started a thread yet.
     with ProcessPoolExecutor(num_workers, mp_context=get_context("fork")) as pool:
         return list(pool.map(inspect, *zip(*work, strict=True)))
+
+
+def inspect_changed(work: dict[Work, str], ledger: Ledger, again: int, *, num_workers: int) -> list[Finding]:
+    """Takes from `ledger` what has not changed, and compiles the rest. Of what it takes, `again` cases, evenly spread,
+    are compiled all the same: what comes out must be what the ledger says."""
+    known = {item: needs for item, digest in work.items() if (needs := ledger.find(item, digest)) is not None}
+    spread = list(known)[:: max(len(known) // again, 1)][:again] if again else []
+    compiled = inspect_all([item for item in work if item not in known or item in spread], num_workers=num_workers)
+    findings = {(each.module, each.case, each.target): each for each in compiled}
+    for item, needs in known.items():
+        if item not in findings:
+            findings[item] = Finding(*item, needs)
+        elif findings[item].error is None and findings[item].needs != needs:
+            findings[item] = replace(findings[item], error=f"the ledger is wrong: it says {needs}")
+    return [findings[item] for item in work]
 
 
 def table(findings: Sequence[Finding], *, markdown: bool = False) -> str:
@@ -210,10 +231,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="writes the table there, too")
     parser.add_argument("--json", type=Path, metavar="FILE", help="writes all that was found there")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--ledger", type=Path, metavar="FOLDER", help="takes what has not changed from there")
+    parser.add_argument("--again", type=int, default=0, metavar="N", help="compiles so many of these all the same")
+    parser.add_argument("--update", action="store_true", help="writes the ledger of this Triton")
     options = parser.parse_args(argv)
     targets, modules = options.target or TARGETS, options.module or kernel_modules()
     began = time.monotonic()
-    findings = inspect_all(modules, targets, num_workers=options.workers)
+    work = list_work(modules, targets)
+    ledger = Ledger(options.ledger / f"{triton.__version__}.csv" if options.ledger else None)
+    unlisted = {item for item, digest in work.items() if ledger.find(item, digest) is None}
+    findings = inspect_changed(work, ledger, options.again, num_workers=options.workers)
     print(table(findings))
     faults = [finding for finding in findings if finding.fault is not None]
     took = time.monotonic() - began
@@ -221,7 +248,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.markdown is not None:
         options.markdown.write_text(table(findings, markdown=True) + "\n")
     if options.json is not None:
-        options.json.write_text(json.dumps([asdict(finding) | {"fault": finding.fault} for finding in findings]))
+        rows = [
+            asdict(each) | asdict(each.needs) | {"fault": each.fault, "listed": item not in unlisted}
+            for item, each in zip(work, findings, strict=True)
+        ]
+        options.json.write_text(json.dumps(rows))
+    if options.update and not faults:
+        ledger.write({item: (digest, each.needs) for (item, digest), each in zip(work.items(), findings, strict=True)})
     return 1 if faults else 0
 
 

@@ -20,6 +20,12 @@ def is_roomy(device: torch.device | str) -> bool:
     return capability in ((8, 0), (8, 7)) or capability[0] in (9, 10)
 
 
+@lru_cache
+def has_tensor_memory(device: torch.device | str) -> bool:
+    """Tells whether products are summed in a memory of their own, as on B200: 512 columns for each program."""
+    return torch.device(device).type == "cuda" and torch.cuda.get_device_capability(device)[0] == 10
+
+
 def num_processors(device: torch.device | str) -> int:
     """Multiprocessors of `device`, each of which runs several programs at a time."""
     if torch.device(device).type != "cuda":

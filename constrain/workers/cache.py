@@ -89,9 +89,10 @@ class GrammarCache:
     def put_error(self, key: bytes, error: GrammarError) -> None:
         """Keeps a refusal for a while."""
         with self.lock:
+            now = time.monotonic()
             self._errors.pop(key, None)
-            self._errors[key] = (time.monotonic() + ERROR_LIFE_S, error.with_traceback(None))
-            if len(self._errors) > MAX_ERRORS:
+            self._errors[key] = (now + ERROR_LIFE_S, error.with_traceback(None))
+            while len(self._errors) > MAX_ERRORS or next(iter(self._errors.values()))[0] <= now:
                 self._errors.popitem(last=False)
 
     def _keep(self, key: bytes, done: Future[Grammar]) -> None:

@@ -241,3 +241,14 @@ def settle(future: Future[T], work: Callable[[], T]) -> None:
         future.set_exception(error)
     else:
         future.set_result(result)
+
+
+def outcome(future: Future[T]) -> T:
+    """Returns the result of a future that several ask, or raises a copy of its exception: one that is raised again and
+    again keeps in its traceback all who have asked, and what they hold."""
+    error = future.exception()
+    if error is None:
+        return future.result()
+    copied = type(error).__new__(type(error), *error.args)
+    copied.__dict__.update(error.__dict__)
+    raise copied from None

@@ -398,5 +398,5 @@ def _decode_case(head_dim: int, cache: str, *, limited: bool = False) -> Compile
     constants: dict[str, Any] = {} if scales else {"k_scale": None, "v_scale": None}
     constants |= {"GROUP": 4, "BLOCK_M": 16, "D": head_dim, "D_PAD": d_pad, "PAGE": 16, "BLOCK_N": tile.block_n}
     constants |= {"WINDOW": limited, "SOFTCAP": limited, "STAGES": tile.num_stages}
-    name = f"D={head_dim} {cache.strip('*')}{' window softcap' if limited else ''}{' sm90' if scales else ''}"
+    name = f"D={head_dim} {cache.strip('*')}{' window softcap' if limited else ''}"
     return CompileCase(name, _decode_kernel, pointers | numbers, constants, tile.num_warps, aligned=tuple(pointers))

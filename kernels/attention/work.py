@@ -159,11 +159,11 @@ _TILES = {
     (64, 1, 128): KeyTile(32, 4, 4),
     (64, 1, 256): KeyTile(32, 3, 8),
     (128, 1, 64): KeyTile(64, 3, 8),
-    (128, 1, 128): KeyTile(64, 3, 8),
+    (128, 1, 128): KeyTile(32, 4, 8),
     (128, 1, 256): KeyTile(16, 3, 8),
 }
-"""By rows of a tile, bytes of a cache element and padded head size. None spills on sm_80 and sm_90, but for float32, by
-56 bytes at most, which is not multiplied on tensor cores anyway.
+"""By rows of a tile, bytes of a cache element and padded head size. None spills on a target of `compile_check`, but for
+float32, by 56 bytes at most, which is not multiplied on tensor cores anyway.
 
 Large tiles have the whole multiprocessor: their own loads, two tiles ahead, hide the latency. Small ones share it with
 others (`PROGRAMS_PER_PROCESSOR`), which keep 96 KiB of reads in flight together; 33 KiB cover 1 us at 4.3 TB/s. With
@@ -307,7 +307,7 @@ def _compile_case(block_m: int, head_dim: int, dtype: str, cache: str, masks: bo
         signature |= dict.fromkeys(("k_scale", "v_scale"), "*fp32")
     pointers = tuple(signature)
     signature |= {"query_stride": "i32", "table_stride": "i32", "scale": "fp32", "window": "i32", "softcap": "fp32"}
-    name = f"m{block_m} d{head_dim} {dtype}" + f" {cache} cache sm90" * scaled + " window softcap" * masks
+    name = f"m{block_m} d{head_dim} {dtype}" + f" {cache} cache" * scaled + " window softcap" * masks
     return CompileCase(
         name,
         _work_kernel,

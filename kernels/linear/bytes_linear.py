@@ -247,14 +247,14 @@ def _constants(tile: Tile, columns: int, *, integer: bool) -> dict[str, int | bo
 def compile_cases() -> list[CompileCase]:
     """Every tile for integers and for fp8, one of each with ragged sums; and the writing out of fp8."""
     cases = [_case(f"int8 rows T{tile.t}", tile, "i8") for tile in _TILES]
-    cases += [_case(f"fp8 blocks T{tile.t} sm90", tile, "fp8e4nv") for tile in _TILES]
+    cases += [_case(f"fp8 blocks T{tile.t}", tile, "fp8e4nv") for tile in _TILES]
     cases += [
         _case("int8 rows T16 ragged", _TILES[0], "i8", columns=576),
-        _case("fp8 blocks T16 ragged sm90", _TILES[0], "fp8e4nv", columns=576),
+        _case("fp8 blocks T16 ragged", _TILES[0], "fp8e4nv", columns=576),
     ]
     signature = {"codes": "*fp8e4nv", "scales": "*fp32", "out": "*bf16"} | dict.fromkeys(("M", "N", "group"), "i32")
     constants = {"BLOCK_M": 64, "BLOCK_N": _WRITTEN}
-    return [*cases, CompileCase("dequantise fp8 sm90", _dequantise, signature, constants, 4, aligned=tuple(signature))]
+    return [*cases, CompileCase("dequantise fp8", _dequantise, signature, constants, 4, aligned=tuple(signature))]
 
 
 def _case(name: str, tile: Tile, codes: str, *, columns: int = 4096) -> CompileCase:

@@ -15,6 +15,7 @@ Why this suffices, and what others pay for it: He et al. 2025, "Defeating nondet
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 import triton
@@ -31,16 +32,25 @@ TALL_FROM = 512
 """Rows from which a tile has twice the height. Both heights issue the same instruction in the same order."""
 
 
-# By kind of weight, for 227 KiB of shared memory or more (sm90), 163 (sm80) and 99 (the smaller ones of that age): the
-# height for few rows, then that for many. m and n must be those of the other height: they set the instruction and the
-# order of the sum. Few wide stages in flight are what keeps a narrow weight's few programs at the memory's rate.
+# By kind of weight, for 227 KiB of shared memory (sm90, sm100), 163 (sm80) and 99 (sm86, and all smaller ones since):
+# the height for few rows, then that for many. m and n must be those of the other height: they set the instruction and
+# the order of the sum. Few wide stages in flight are what keeps a narrow weight's few programs at the memory's rate.
+# Heights have instructions of their own on sm100, which nobody has compared: all rows have one.
 _TILES: dict[tuple[str, str], tuple[Tile, Tile]] = {
     ("sm90", "narrow"): (Tile(64, 64, 4, 6, n=128), Tile(128, 64, 8, 4, n=128)),
     ("sm90", "wide"): (Tile(64, 128, 4, 4, n=64), Tile(128, 128, 8, 4, n=64)),
+    ("sm100", "narrow"): (Tile(128, 64, 8, 4, n=128), Tile(128, 64, 8, 4, n=128)),
+    ("sm100", "wide"): (Tile(128, 128, 8, 4, n=64), Tile(128, 128, 8, 4, n=64)),
     ("sm80", "narrow"): (Tile(64, 64, 4, 6, n=64), Tile(128, 64, 8, 4, n=64)),
     ("sm80", "wide"): (Tile(64, 128, 4, 3, n=64), Tile(128, 128, 8, 3, n=64)),
-    ("sm86", "narrow"): (Tile(64, 64, 4, 5, n=64), Tile(128, 64, 8, 4, n=64)),
+    ("sm86", "narrow"): (Tile(64, 64, 8, 5, n=64), Tile(128, 64, 8, 4, n=64)),
     ("sm86", "wide"): (Tile(64, 128, 4, 3, n=64), Tile(128, 128, 8, 3, n=64)),
+}
+_FAMILIES: dict[str, dict[str, Any]] = {
+    "sm80": {"roomy": True, "before": 90},
+    "sm86": {"roomy": False},
+    "sm90": {"roomy": True, "since": 90, "before": 100},
+    "sm100": {"roomy": True, "since": 100},
 }
 _FLOAT32 = Tile(64, 64, 4, 3, n=32)
 _GROUP = 8  # tiles of x that take turns at a tile of weight, so that L2 serves both
@@ -150,7 +160,7 @@ def _family(device: torch.device) -> str:
     if not is_roomy(device):
         return "sm86"
     major = torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 9
-    return "sm80" if major == 8 else "sm90"
+    return {8: "sm80", 9: "sm90"}.get(major, "sm100")
 
 
 def compile_cases() -> list[CompileCase]:
@@ -158,8 +168,7 @@ def compile_cases() -> list[CompileCase]:
     cases = [
         _case(f"{kind} T{tile.t}", tile, "bf16", family=family)
         for (family, kind), tiles in _TILES.items()
-        if family != "sm86"
-        for tile in tiles
+        for tile in dict.fromkeys(tiles)
     ]
     narrow, wide = _TILES["sm90", "narrow"][0], _TILES["sm90", "wide"][0]
     return [
@@ -182,4 +191,5 @@ def _case(name: str, tile: Tile, dtype: str, *, family: str = "", num_terms: int
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         aligned=aligned,
+        **_FAMILIES.get(family, {}),
     )

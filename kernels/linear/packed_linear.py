@@ -11,14 +11,13 @@ memory. There the codes are exact, as integers; scales are applied to sums of a 
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 
 from ..compile_case import CompileCase
+from ..processor import has_tensor_memory, is_roomy
 from .formats import PackedWeight, block_columns
 from .tiles import Tile, add_parts, choose_tile, cut_product, place, store_product
 
@@ -29,7 +28,8 @@ _TILES = (Tile(16, 128, 4, 4), Tile(32, 128, 4, 4), Tile(64, 64, 4, 4), Tile(128
 """By rows of x up to which each is used; the last one for more, too. Groups of under 128 columns, whose sums are kept
 apart and take registers, have none taller than 64."""
 
-_INVARIANT = _TILES[2]
+_TIGHT_TILES = (*_TILES[:2], Tile(64, 64, 8, 4))
+"""In their place on GPUs with 99 KiB of shared memory, which the tallest exceeds, and where four warps would spill."""
 
 
 def dequantise_from(group: int | None) -> int:
@@ -247,7 +247,7 @@ def linear_packed(
     out = torch.empty((num_rows, width), dtype=x.dtype, device=x.device)
     if num_rows == 0:
         return out
-    tile = _INVARIANT if invariant else _choose(num_rows, weight.group, x.device)
+    tile = _choose(None if invariant else num_rows, weight.group, x.device)
     blocks = weight.words.shape[0]
     cut = cut_product(x, width, blocks, tile, arrived, dtype=torch.float32, splits=not invariant)
     constants = _constants(tile, weight.bits, weight.group, _zeros_kind(weight), columns)
@@ -316,18 +316,13 @@ def _make_sums(x: torch.Tensor, weight: PackedWeight, stride: int) -> torch.Tens
     return sums
 
 
-@lru_cache
-def _tall_fits(device: torch.device) -> bool:
-    """Tells whether the device has the shared memory that the tallest tile takes."""
-    if device.type != "cuda":
-        return True
-    major, minor = torch.cuda.get_device_capability(device)
-    return major in (9, 10) or (major, minor) in ((8, 0), (8, 7))
-
-
-def _choose(num_rows: int, group: int | None, device: torch.device) -> Tile:
-    few = (group is not None and group < 128) or not _tall_fits(device)
-    return choose_tile(_TILES[:-1] if few else _TILES, num_rows)
+def _choose(num_rows: int | None, group: int | None, device: torch.device) -> Tile:
+    """Returns the tile for so many rows; None: for any number of them."""
+    tiles = _TILES if is_roomy(device) else _TIGHT_TILES
+    if num_rows is None:
+        return tiles[2]
+    few = (group is not None and group < 128) or has_tensor_memory(device)
+    return choose_tile(tiles[:3] if few else tiles, num_rows)
 
 
 def _zeros_kind(weight: PackedWeight) -> int:
@@ -353,17 +348,18 @@ def _constants(tile: Tile, bits: int, group: int | None, zeros: int, columns: in
 
 def compile_cases() -> list[CompileCase]:
     """Every tile with 4 bits in groups of 128 and with 8 bits by rows; what else files have, once or twice."""
-    small, _, medium, _ = _TILES
-    cases = [_case(f"int4 g128 codes T{tile.t}", tile, 4, 128, _CODES) for tile in _TILES]
-    cases += [_case(f"int8 rows T{tile.t}", tile, 8, None, _NO_ZEROS, scale="fp32") for tile in _TILES]
+    small, _, medium, _, tight = *_TILES, _TIGHT_TILES[2]
+    tiles = (*_TILES, tight)
+    cases = [_case(f"int4 g128 codes T{tile.t}", tile, 4, 128, _CODES) for tile in tiles]
+    cases += [_case(f"int8 rows T{tile.t}", tile, 8, None, _NO_ZEROS, scale="fp32") for tile in tiles]
     cases += [
         _case("int4 g32 codes T32", _TILES[1], 4, 32, _CODES),
         _case("int4 g32 minimums T16", small, 4, 32, _MINIMUMS, scale="fp32"),
-        _case("int4 g32 minimums T64", medium, 4, 32, _MINIMUMS, scale="fp32"),
+        *(_case("int4 g32 minimums T64", tile, 4, 32, _MINIMUMS, scale="fp32") for tile in (medium, tight)),
         _case("int4 g64 T16 fp16 ragged", small, 4, 64, _NO_ZEROS, dtype="fp16", columns=576),
         _case("int8 g32 T16", small, 8, 32, _NO_ZEROS),
-        _case("int8 g32 minimums T64", medium, 8, 32, _MINIMUMS, scale="fp32"),
-        _case("int8 g16 T64", medium, 8, 16, _NO_ZEROS, scale="fp32"),
+        *(_case("int8 g32 minimums T64", tile, 8, 32, _MINIMUMS, scale="fp32") for tile in (medium, tight)),
+        *(_case("int8 g16 T64", tile, 8, 16, _NO_ZEROS, scale="fp32") for tile in (medium, tight)),
     ]
     signature = {"words": "*i32", "scales": "*fp16", "zeros": "*u8", "out": "*bf16"}
     signature |= dict.fromkeys(("M", "N", "group"), "i32")
@@ -399,12 +395,15 @@ def _case(
         "arrived": "*i32",
     }
     numbers = ("T", "M", "N", "x_stride", "sums_stride", "blocks", "blocks_each", "groups", "group_blocks")
+    medium, tall, tight = *_TILES[2:], _TIGHT_TILES[2]
     return CompileCase(
-        name=name,
+        name=f"{name} tight" if tile == tight else name,
         kernel=_linear,
         signature=pointers | dict.fromkeys(numbers, "i32"),
         constants=_constants(tile, bits, group, zeros, columns) | {"BIAS": False, "SPLIT": True},
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         aligned=(*pointers, "M", "N", "x_stride", "sums_stride"),
+        roomy={medium: True, tall: True, tight: False}.get(tile),
+        before=100 if tile == tall else 1000,
     )

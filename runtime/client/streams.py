@@ -11,8 +11,10 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
+import msgspec
+
 from ..protocol.errors import to_exception
-from ..protocol.program import Done, Failed, Program, ProgramEvent
+from ..protocol.program import Done, EndTexts, Failed, Program, ProgramEvent
 from ..protocol.request import Request, RequestOutput
 from ..tools.registry import ToolCall, ToolRegistry
 
@@ -82,13 +84,31 @@ class StreamingClient:
         ends: list[Callable[[], None]] = []
 
         def start(listen: Callable[[ProgramEvent], None]) -> None:
-            ends.append(self._starter.start_program(program, listen, tools=tools))
+            ends.append(self._starter.start_program(program, with_whole_ends(listen), tools=tools))
 
         def stop() -> None:
             for end in ends:
                 end()
 
         return start, stop
+
+
+def with_whole_ends(listen: Callable[[ProgramEvent], None]) -> Callable[[ProgramEvent], None]:
+    """Returns what hears a Done in parts, and tells `listen` of it as one."""
+    texts: dict[int, str] = {}
+    num_tokens: dict[int, int] = {}
+
+    def hear(event: ProgramEvent) -> None:
+        if isinstance(event, EndTexts):
+            texts.update(event.texts)
+            num_tokens.update(event.num_tokens)
+            return
+        if isinstance(event, Done) and texts:
+            whole = {**texts, **event.texts}, {**num_tokens, **event.num_tokens}
+            event = msgspec.structs.replace(event, texts=whole[0], num_tokens=whole[1])
+        listen(event)
+
+    return hear
 
 
 def iterate(start: Callable[[Callable[[Event], None]], None], stop: Callable[[], None]) -> Iterator[Event]:

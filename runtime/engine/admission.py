@@ -12,6 +12,7 @@ from typing import Any
 from ...constrain import Grammar, GrammarCompiler, GrammarError
 from ...constrain.errors import REFUSALS
 from ...constrain.matchers.healing import Healer
+from ...constrain.workers.turns import outcome
 from ...radix import tenant_of
 from ..protocol.config import EngineConfig
 from ..protocol.counters import Counters, ModelInfo
@@ -195,9 +196,9 @@ class Admission:
         """Gives a generation what it has waited for. Raises GrammarError or RequestError."""
         request = generation.request
         if compiling.pattern is not None:
-            generation.stop_at(PatternSearch(compiling.pattern.result(), self._patterns.budget(request.namespace)))
+            generation.stop_at(PatternSearch(outcome(compiling.pattern), self._patterns.budget(request.namespace)))
         if compiling.grammar is not None:
-            grammar = compiling.grammar.result()
+            grammar = outcome(compiling.grammar)
             generation.check.receipt = grammar.receipt
             matcher = grammar.matcher()
             generation.matcher = self._healer.after(request.prefix, matcher) if request.prefix else matcher

@@ -44,6 +44,9 @@ PART_TOKENS = 4
 CHARS_PER_TOKEN = 16
 """Characters of literal text."""
 
+WAITING_CHARS_PER_TOKEN = 4
+"""Characters of text that waits to be encoded, or of arguments of a tool that runs: they may be four bytes wide."""
+
 MATCHING_TOKENS = 1 << 17
 """A pattern with what it has learnt of a long text, while that is compared with it."""
 
@@ -57,6 +60,9 @@ MAX_SLICE_S = 0.02
 
 TOLD_AT_ONCE = 1 << 16
 """Tokens of a program whose end is told in one go: its texts are put together in a millisecond or two."""
+
+TOLD_CHARS = 1 << 18
+"""Characters of texts that one message tells of: some 0.2 ms for who writes it, and for who reads it."""
 
 # Work
 

@@ -17,12 +17,12 @@ import msgspec
 from ...constrain.spec import MAX_SPEC_CHARS, spec_chars
 from ..engine.engine import Engine
 from ..protocol.errors import BoughError, EngineError, ErrorInfo, RequestError, to_info
-from ..protocol.program import CallTools, Delta, Gen, Piece, Select, Use, Value
+from ..protocol.program import CallTools, Delta, Gen, Offer, Piece, Select, Use, Value
 from ..protocol.request import SAMPLED, UNUSED, Request, RequestOutput, Timings, TokenLogprob, Usage
 from ..protocol.sampling_params import SamplingParams, derive, derive_again
 from ..scheduler.token_tree import ChoiceTree, plant
-from ..tokenizer.tokenizer import LONG_TEXT, Tokenizer
-from ..tools.arguments import read_arguments
+from ..tokenizer.tokenizer import LONG_TEXT, MAX_TOKEN_CHARS, Tokenizer
+from ..tools.arguments import chars_of, read_arguments
 from ..tools.calls import READ_AT_ONCE, CallsReading, WrittenCall, said_of
 from ..tools.registry import ToolCall, ToolRunner
 from ..tools.turns import ToolTurn
@@ -34,11 +34,12 @@ from .costs import (
     ENGINE_BUDGET,
     MESSAGES_AT_ONCE,
     MESSAGES_PER_WORK,
+    WAITING_CHARS_PER_TOKEN,
 )
 from .interpreter import Post
 from .machine import Returned, begin_turn, tell_returned
 from .shared import Shared
-from .state import Branch, Frame, Run, State
+from .state import Branch, CallId, Frame, Run, State
 from .tokens import (
     Encodings,
     KnownTexts,
@@ -51,7 +52,7 @@ from .tokens import (
     open_message,
     texts_of,
 )
-from .tool_turns import form_of, offered, write_results
+from .tool_turns import Placed, form_of, offered, put_tools, unshown, write_results, write_tools
 from .tool_uses import ToolUses
 from .validate import MAX_CHOICES, check_choices
 
@@ -77,9 +78,6 @@ class EngineMachine:
         self._engine = engine
         self._tokenizer = engine.tokenizer
         self._clock = clock
-        # A text that is longer fits into no context. Some tokenizers write a few characters as one, hence the 4.
-        longest = max((len(text) for text in engine.tokenizer.token_bytes if text is not None), default=1)
-        self._token_chars = 4 * longest
         self._max_tokens = engine.info.max_request_tokens
         self._known = KnownTexts()
         self._encodings = None if post is None else Encodings(engine.tokenizer, post)
@@ -109,7 +107,7 @@ class EngineMachine:
         return TokenContent()
 
     def room(self, branch: Branch) -> float:
-        return self._token_chars * max(self._max_tokens - branch.content.length, 0)
+        return MAX_TOKEN_CHARS * max(self._max_tokens - branch.content.length, 0)
 
     def num_tokens(self, branch: Branch) -> int:
         return branch.content.length
@@ -174,7 +172,12 @@ class EngineMachine:
         calls = self._read_calls(frame, op)
 
         def begin(tool: ToolCall, arguments: dict[str, Any], returned: Returned) -> None:
-            tools.begin(frame, tool, arguments, None, returned)
+            def counted(outcome: str | ErrorInfo) -> None:
+                if isinstance(outcome, str):  # it waits for those of the other calls
+                    frame.state.add_tokens(len(outcome) // WAITING_CHARS_PER_TOKEN, frame.branch)
+                returned(outcome)
+
+            tools.begin(frame, tool, arguments, None, counted)
 
         def end(turn: ToolTurn) -> None:
             made = turn.made
@@ -210,12 +213,13 @@ class EngineMachine:
         frame.state.add_values(1, frame.branch)
         tell_returned(frame, name, text, tools, started, self._clock())
 
-    def cancel(self, call_id: str) -> None:
-        if self._tools is not None and self._tools.stop(call_id):
-            return
-        if self._encodings is not None and self._encodings.stop(call_id):
-            return
-        self._engine.abort(call_id)
+    def cancel(self, call_id: str | CallId) -> None:
+        if isinstance(call_id, str):
+            self._engine.abort(call_id)
+        elif call_id.kind == "tool" and self._tools is not None:
+            self._tools.stop(call_id)
+        elif self._encodings is not None:
+            self._encodings.stop(call_id)
 
     def check_length(self, branch: Branch) -> None:
         if branch.content.length > self._max_tokens:
@@ -578,6 +582,8 @@ class ModelCalls:
         if begun.flight is None:
             if isinstance(frame.op, Select) and not self._encode_choices(frame, frame.op, begun):
                 return
+            if isinstance(frame.op, Gen) and frame.op.offer is not None and not self._show_tools(frame, frame.op.offer):
+                return
             begun.flight = self._flight(frame, begun)
         self._submit(frame, begun.flight, begun.requests)
 
@@ -624,20 +630,40 @@ class ModelCalls:
             raise RequestError(message, param="choices")
         begun.tokens.append(tokens)
 
-    def _constrained(self, frame: Frame, op: Gen) -> Gen:
-        """Shows the tools of a generation, and returns it as it is asked for. Counts the work of its constraint.
+    def _show_tools(self, frame: Frame, offer: Offer) -> bool:
+        """Shows a generation's tools; false if it waits for them to be written, which is done beside the engine.
 
         Raises:
-            RequestError: the tools cannot be shown there.
+            RequestError: they cannot be shown there.
         """
-        state, branch = frame.state, frame.branch
+        content, tokenizer = content_of(frame.branch), self._engine.tokenizer
+        functions = unshown(offer, frame.branch, frame.run.tools)
+        if not functions:
+            return True
+        before = tuple(content.roles[:-1])
+        num_written = chars_of(functions) + CHARS_OF_MESSAGE * len(before)
+        frame.spend(1 + num_written // ENCODED_PER_WORK)
+        frame.spend((content.length + len(content.texts) + content.num_pieces) // COPIED_PER_WORK)
+
+        def put(ways: list[list[Placed]]) -> None:
+            put_tools(frame.branch, functions, ways)
+            frame.state.unshare(frame.branch)
+
+        def take(ways: list[list[Placed]]) -> None:
+            put(ways)
+            frame.go_on()
+
+        write = partial(write_tools, before, functions, tokenizer)
+        if self._encodings is None or num_written <= LONG_TEXT:
+            put(write())
+            return True
+        self._encodings.begin_writing(frame, num_written, write, take)
+        return False
+
+    def _constrained(self, frame: Frame, op: Gen) -> Gen:
+        """Returns a generation as it is asked for. Counts the work of its constraint."""
         if op.offer is not None:
-            content = content_of(branch)
-            shown = content.offered
-            frame.spend((content.length + len(content.texts) + content.num_pieces) // COPIED_PER_WORK)
-            op = offered(op, op.offer, branch, frame.run.tools, self._engine.tokenizer)
-            if content.offered != shown:
-                state.unshare(branch)
+            op = offered(op, op.offer, frame.branch, frame.run.tools, self._engine.tokenizer)
         frame.spend(min(spec_chars(op.grammar), MAX_SPEC_CHARS) // ENCODED_PER_WORK)
         return op
 

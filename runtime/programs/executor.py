@@ -13,9 +13,9 @@ from functools import partial
 from ...radix import tenant_of
 from ..protocol.errors import BoughError, EngineError, EngineStoppedError, ErrorInfo, RequestError
 from ..protocol.patterns import PatternCache
-from ..protocol.program import Cancel, Done, Failed, Program
+from ..protocol.program import Cancel, Done, EndTexts, Failed, Program
 from ..tools.registry import ToolCall, ToolRegistry
-from .costs import MAX_SLICE_S, TOLD_AT_ONCE
+from .costs import MAX_SLICE_S, TOLD_AT_ONCE, TOLD_CHARS
 from .interpreter import Interpreter, Post
 from .machine import Machine
 from .memory import Account, Memory
@@ -374,10 +374,15 @@ class Executor:
         """Tells of the end of a submission, a branch at a time, and forgets a program that nothing follows."""
         texts: dict[int, str] = {}
         num_tokens: dict[int, int] = {}
+        num_chars = 0
         for branch in [branch for branch in state.branches.values() if branch.started]:
-            texts[branch.id] = branch.content.text
+            text = texts[branch.id] = branch.content.text
             if (count := self._machine.num_tokens(branch)) is not None:
                 num_tokens[branch.id] = count
+            num_chars += len(text)
+            if num_chars > TOLD_CHARS and self._slices:
+                run.tell(EndTexts(texts=texts, num_tokens=num_tokens))
+                texts, num_tokens, num_chars = {}, {}, 0
             yield
         if not state.kept and state.in_flight == [run]:
             yield from self._machine.forget(state, run)

@@ -12,7 +12,7 @@ from ..tools.calls import WrittenCall, fault_of
 from ..tools.registry import ToolCall
 from ..tools.turns import TOLD_TO_MODEL, ToolTurn
 from .costs import Budget
-from .state import Branch, Content, Frame, Run, State
+from .state import Branch, CallId, Content, Frame, Run, State
 
 
 class Machine(Protocol):
@@ -54,7 +54,7 @@ class Machine(Protocol):
     def call_tools(self, frame: Frame) -> None:
         """Begins a CallTools."""
 
-    def cancel(self, call_id: str) -> None:
+    def cancel(self, call_id: str | CallId) -> None:
         """Ends something in flight, of which nothing is to be heard any more."""
 
     def expire(self) -> None:

@@ -8,7 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 from ..protocol.condition import Ref, Times
 from ..protocol.errors import BoughError, EngineError, ErrorInfo, RequestError, to_info
@@ -23,6 +23,16 @@ from .validate import Block, Item, joins_of
 logger = logging.getLogger("bough.engine")
 
 ProgramListener = Callable[[ProgramEvent], None]
+
+
+CallKind = Literal["text", "tool"]
+
+
+class CallId(NamedTuple):
+    """Id of what a branch waits for besides requests: a text that is encoded, or a tool."""
+
+    kind: CallKind
+    id: str
 
 
 # Submissions
@@ -337,7 +347,7 @@ class Branch:
     values: Values = field(default_factory=Values)
     queue: deque[Step | Barrier] = field(default_factory=deque)
     pending: Pending | None = None
-    running: set[str] = field(default_factory=set)
+    running: set[str | CallId] = field(default_factory=set)
     turns: Counter[str] = field(default_factory=Counter)
     inside: list[Item] = field(default_factory=list)
     looping: dict[str, list[Item]] = field(default_factory=dict)
@@ -462,10 +472,14 @@ class State:
         self.work += work
         run.spend(work)
 
-    def new_id(self, kind: str = "") -> str:
-        """Returns an id for a request or another call of the program."""
+    def new_id(self) -> str:
+        """Returns an id for a request of the program."""
         number, self.num_requests = self.num_requests, self.num_requests + 1
-        return f"{self.id}/{kind}{number}"
+        return f"{self.id}/{number}"
+
+    def new_call(self, kind: CallKind) -> CallId:
+        """Returns an id for another call of the program: no program's request has it."""
+        return CallId(kind, self.new_id())
 
     def add_tokens(self, count: int, branch: Branch, *, shared: bool = False) -> None:
         """Counts tokens that a program has put into a branch; an instruction of a few bytes can ask for very many.

@@ -5,21 +5,22 @@ from __future__ import annotations
 import codecs
 import contextlib
 from array import array
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from ...constrain.workers.turns import Turns
+from ...constrain.workers.turns import FairQueue
 from ...radix import tenant_of
 from ..protocol.errors import EngineStoppedError, OverloadedError, RequestError
 from ..protocol.request import CACHED, PREFILLED, TokenLogprob
 from ..tokenizer.chat_template import ChatTemplate, Turn
 from ..tokenizer.tokenizer import Tokenizer
+from .costs import WAITING_CHARS_PER_TOKEN
 from .shared import Shared
-from .state import Branch, Frame
+from .state import Branch, CallId, Frame
 
 CHARS_OF_TOKEN = 8
 """A branch whose text has more characters a token counts as one that has more tokens: its text is copied, too."""
@@ -379,12 +380,20 @@ def _size(text: str) -> int:
     return len(text) + ENTRY_CHARS
 
 
-class _Waiting(NamedTuple):
-    """A text that waits to be encoded."""
+@dataclass(eq=False, slots=True)
+class _Writing:
+    """A text that is written and encoded, or waits for it. `num_held`: the tokens that count for it meanwhile."""
 
-    id: str
-    tenant: str
+    id: CallId
+    frame: Frame
     num_chars: int
+    num_held: int
+    write: Callable[[], Any]
+    take: Callable[[Any], None]
+
+    @property
+    def tenant(self) -> str:
+        return tenant_of(self.frame.state.namespace)
 
 
 class Encodings:
@@ -397,76 +406,102 @@ class Encodings:
         self._tokenizer = tokenizer
         self._post = post
         self._pool: ThreadPoolExecutor | None = None
-        self._flights: dict[str, tuple[Frame, Callable[[], Any], Callable[[Any], None]]] = {}
-        self._waiting: OrderedDict[str, deque[_Waiting]] = OrderedDict()  # by the id of the program's state
-        self._turns = Turns()
+        self._under_way: dict[CallId, _Writing] = {}
+        self._waiting: dict[str, OrderedDict[CallId, _Writing]] = {}  # of each program, by the id of its state
+        self._programs: FairQueue[str] = FairQueue()  # the keys of `_waiting`
         self._busy = False
 
     def begin(self, frame: Frame, text: str, take: Callable[[list[int]], None]) -> None:
         """Has a text of an instruction encoded. `take` gets its tokens, on the engine's thread, and sees to what comes
-        next; if it fails, so does the instruction."""
+        next; if it fails, so does the instruction.
+
+        Raises:
+            OverloadedError: there is no room for it.
+        """
         self.begin_writing(frame, len(text), partial(self._tokenizer.encode, text), take)
 
     def begin_writing(self, frame: Frame, num_chars: int, write: Callable[[], T], take: Callable[[T], None]) -> None:
-        """Has a text of an instruction written and encoded by `write`, from what does not change meanwhile."""
-        call_id = frame.state.new_id("text/")
-        frame.branch.running.add(call_id)
-        self._flights[call_id] = frame, write, take
-        tenant = tenant_of(frame.state.namespace)
-        self._waiting.setdefault(frame.state.id, deque()).append(_Waiting(call_id, tenant, num_chars))
-        self._turns.enter(tenant)
+        """Has a text of an instruction written and encoded by `write`, from what does not change meanwhile.
+
+        Raises:
+            OverloadedError: there is no room for it.
+        """
+        state, num_held = frame.state, 1 + num_chars // WAITING_CHARS_PER_TOKEN
+        state.account.add(num_held)
+        try:
+            state.account.check()
+        except OverloadedError:
+            state.account.add(-num_held)
+            raise
+        writing = _Writing(state.new_call("text"), frame, num_chars, num_held, write, take)
+        frame.branch.running.add(writing.id)
+        self._under_way[writing.id] = writing
+        waiting = self._waiting.setdefault(state.id, OrderedDict())
+        if not waiting:
+            self._programs.push(writing.tenant, state.id)
+        waiting[writing.id] = writing
         self._start_next()
 
-    def stop(self, call_id: str) -> bool:
-        """Leaves a text to itself; False if it is none of these."""
-        return self._flights.pop(call_id, None) is not None
+    def stop(self, call_id: CallId) -> None:
+        """Leaves a text to itself; one that waits is not encoded."""
+        writing = self._leave(call_id)
+        state_id = "" if writing is None else writing.frame.state.id
+        waiting = self._waiting.get(state_id)
+        if writing is None or waiting is None or waiting.pop(call_id, None) is None:
+            return
+        if not waiting:
+            del self._waiting[state_id]
+            self._programs.remove(writing.tenant, state_id)
 
     def close(self) -> None:
         """Waits for none of them."""
-        self._flights.clear()
+        self._under_way.clear()
+        self._waiting.clear()
+        self._programs = FairQueue()
         if self._pool is not None:
             self._pool.shutdown(wait=False)
 
-    def _start_next(self) -> None:
-        while not self._busy and self._waiting:
-            state_id = min(self._waiting, key=lambda each: self._turns.rank(self._waiting[each][0].tenant))
-            calls = self._waiting.pop(state_id)
-            call = calls.popleft()
-            if calls:
-                self._waiting[state_id] = calls  # behind the others
-            if call.id in self._flights:
-                self._start(call)
-            else:
-                self._turns.leave(call.tenant)
+    def _leave(self, call_id: CallId) -> _Writing | None:
+        """Forgets a text; None if it is known no more."""
+        writing = self._under_way.pop(call_id, None)
+        if writing is not None:
+            writing.frame.state.account.add(-writing.num_held)
+        return writing
 
-    def _start(self, call: _Waiting) -> None:
+    def _start_next(self) -> None:
+        while not self._busy and (taken := self._programs.pop()) is not None:
+            tenant, state_id = taken
+            _, writing = self._waiting[state_id].popitem(last=False)
+            if self._waiting[state_id]:
+                self._programs.push(tenant, state_id)  # behind the tenant's other programs
+            else:
+                del self._waiting[state_id]
+            self._start(tenant, writing)
+
+    def _start(self, tenant: str, writing: _Writing) -> None:
         self._busy = True
-        self._turns.begin(call.tenant)
         if self._pool is None:
             self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bough-encode")
 
         def done(future: Future[Any]) -> None:
             with contextlib.suppress(EngineStoppedError):
-                self._post(lambda: self._take(call, future))
+                self._post(lambda: self._take(tenant, writing, future))
 
         try:
-            future = self._pool.submit(self._flights[call.id][1])
+            future = self._pool.submit(writing.write)
         except RuntimeError as error:  # no thread can be started: the next one may
             self._pool, future = None, Future()
             future.set_exception(OverloadedError(f"a text cannot be encoded now: {error}"))
         future.add_done_callback(done)
 
-    def _take(self, call: _Waiting, future: Future[Any]) -> None:
+    def _take(self, tenant: str, writing: _Writing, future: Future[Any]) -> None:
         self._busy = False
-        self._turns.end(call.tenant, call.num_chars)
-        self._turns.leave(call.tenant)
+        self._programs.end(tenant, writing.num_chars)
         self._start_next()
-        flight = self._flights.pop(call.id, None)
-        if flight is None:  # nobody waits for it any more
+        if self._leave(writing.id) is None:  # nobody waits for it any more
             return
-        frame, _, take = flight
-        frame.branch.running.discard(call.id)
+        writing.frame.branch.running.discard(writing.id)
         try:
-            take(future.result())
+            writing.take(future.result())
         except Exception as error:  # noqa: BLE001  the instruction ends with it
-            frame.fail(error)
+            writing.frame.fail(error)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -28,16 +30,14 @@ def form_of(tokenizer: Tokenizer) -> CallForm:
 
 
 def offered(op: Gen, offer: Offer, branch: Branch, tools: Mapping[str, ToolCall], tokenizer: Tokenizer) -> Gen:
-    """Shows a branch the tools of a generation, and returns the generation as it is then asked for.
+    """Returns a generation as it is asked for where its tools are shown; shows them first unless that is done.
 
     Raises:
-        RequestError: it does not stand in an assistant message, or the tools cannot be shown there.
+        RequestError: as `unshown`, or the tools cannot be shown there.
     """
-    content = content_of(branch)
-    if content.suffix is None or content.roles[-1] != "assistant":
-        message = "tools are called in an assistant message: bough.assistant(bough.gen(name, tools=[...]))"
-        raise RequestError(message, code="invalid_program", param="tools")
-    show_tools(branch, [tools[name] for name in offer.tools], tokenizer)
+    functions = unshown(offer, branch, tools)
+    if functions:
+        put_tools(branch, functions, write_tools(tuple(content_of(branch).roles[:-1]), functions, tokenizer))
     form = form_of(tokenizer)
     grammar: GrammarSpec = constrain_turn(form, tools, offer, op.grammar)
     sampling = op.sampling
@@ -47,68 +47,113 @@ def offered(op: Gen, offer: Offer, branch: Branch, tools: Mapping[str, ToolCall]
     return msgspec.structs.replace(op, sampling=sampling, grammar=grammar)
 
 
-def show_tools(branch: Branch, tools: Sequence[ToolCall], tokenizer: Tokenizer) -> None:
-    """Puts the tools where the chat template shows them, or else into the system message; once, as long as they are
-    the same.
+# Showing tools
+
+
+Function = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Text that shows tools, with its tokens, in the place of what is between two of a branch's edges.
+
+    start   index of an edge; None: the branch's beginning
+    was     the text that must be there; None: any
+    """
+
+    start: int | None
+    stop: int
+    was: str | None
+    text: str
+    tokens: list[int]
+
+
+def unshown(offer: Offer, branch: Branch, tools: Mapping[str, ToolCall]) -> list[Function]:
+    """Returns the functions that a branch is to be shown before a generation may call them; none if it has been.
 
     Raises:
-        RequestError: there is other text in that place, or the tools have changed.
+        RequestError: it does not stand in an assistant message, or its tools have changed.
     """
     content = content_of(branch)
-    functions = [as_function(tool) for tool in tools]
-    shown = tuple(json.dumps(function, sort_keys=True) for function in functions)
-    if set(shown) <= set(content.offered):
-        return
+    if content.suffix is None or content.roles[-1] != "assistant":
+        message = "tools are called in an assistant message: bough.assistant(bough.gen(name, tools=[...]))"
+        raise RequestError(message, code="invalid_program", param="tools")
+    functions: list[Function] = [as_function(tools[name]) for name in offer.tools]
+    if set(map(_key_of, functions)) <= set(content.offered):
+        return []
     if content.offered:
         message = "a chat shows its tools once: offer the same ones each time, all that it needs; only= narrows a turn"
         raise RequestError(message, code="invalid_program", param="tools")
+    return functions
+
+
+def write_tools(before: tuple[str, ...], functions: Sequence[Function], tokenizer: Tokenizer) -> list[list[Placed]]:
+    """Returns the ways to show functions in a chat whose messages, `before` the open one, have these roles: where the
+    chat template shows tools, or else in the system message.
+
+    Raises:
+        RequestError: the template refuses the order of roles.
+    """
     if own_form(tokenizer.chat.source) is not None:
-        _show_by_template(branch, functions, tokenizer)
-    else:
-        _show_in_words(branch, describe_tools(functions), tokenizer)
-    content.offered = shown
+        return [_by_template(before, functions, tokenizer)]
+    return _in_words(before, describe_tools(functions), tokenizer)
 
 
-def _show_by_template(branch: Branch, functions: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> None:
-    content, chat = content_of(branch), tokenizer.chat
-    before = tuple(content.roles[:-1])
+def put_tools(branch: Branch, functions: Sequence[Function], ways: Sequence[Sequence[Placed]]) -> None:
+    """Shows functions to a branch in the first way that fits. Raises RequestError: none does."""
+    content = content_of(branch)
+
+    def between(placed: Placed) -> tuple[tuple[int, int], tuple[int, int]]:
+        return (0, 0) if placed.start is None else content.edges[placed.start], content.edges[placed.stop]
+
+    def fits(placed: Placed) -> bool:
+        start, stop = between(placed)
+        return placed.was is None or "".join(content.texts[start[1] : stop[1]]) == placed.was
+
+    way = next((way for way in ways if all(map(fits, way))), None)
+    if way is None:
+        raise _no_room()
+    for placed in way:
+        told = Appended(branch.id, branch.num_ops, "role", "tools", array("i"))
+        content.replace(*between(placed), placed.tokens, placed.text, told)
+    content.offered = tuple(map(_key_of, functions))
+
+
+def _key_of(function: Function) -> str:
+    return json.dumps(function, sort_keys=True)
+
+
+def _by_template(before: tuple[str, ...], functions: Sequence[Function], tokenizer: Tokenizer) -> list[Placed]:
+    chat = tokenizer.chat
     old, new = chat.around(before), chat.around(before, tools=functions)
     if old is None or new is None:
         raise _no_room()
-    for index, (was, becomes) in reversed(list(enumerate(zip(old, new, strict=True)))):
-        if was != becomes:
-            start = content.edges[4 * index - 2] if index else (0, 0)
-            stop = content.edges[4 * index + 1]
-            if "".join(content.texts[start[1] : stop[1]]) != chat.spell(was):
-                raise _no_room()
-            _put(branch, start, stop, becomes, tokenizer)
+    return [
+        _place(4 * index - 2 if index else None, 4 * index + 1, becomes, tokenizer, was=chat.spell(was))
+        for index, (was, becomes) in reversed(list(enumerate(zip(old, new, strict=True))))
+        if was != becomes
+    ]
 
 
-def _show_in_words(branch: Branch, text: str, tokenizer: Tokenizer) -> None:
+def _in_words(before: tuple[str, ...], text: str, tokenizer: Tokenizer) -> list[list[Placed]]:
     """Puts a description of the tools at the end of the system message; into one of its own, if there is none; or, for
     templates that know no system messages, before what the user says first."""
-    content, chat = content_of(branch), tokenizer.chat
-    before = tuple(content.roles[:-1])
+    chat = tokenizer.chat
     if before[:1] == ("system",):
-        _put(branch, content.edges[2], content.edges[2], ["\n\n" + text], tokenizer)
-        return
-    try:
+        return [[_place(2, 2, ["\n\n" + text], tokenizer)]]
+    ways: list[list[Placed]] = []
+    with suppress(RequestError):
         gaps = chat.around(("system", *before))
-    except RequestError:
-        gaps = None
-    start, stop = (0, 0), content.edges[1]
-    if gaps is not None and "".join(content.texts[: stop[1]]) == chat.spell((chat.around(before) or [[]])[0]):
-        _put(branch, start, stop, [*gaps[0], text, *gaps[1]], tokenizer)
-    elif before[:1] == ("user",):
-        _put(branch, stop, stop, [text + "\n\n"], tokenizer)
-    else:
-        raise _no_room()
+        if gaps is not None:
+            was = chat.spell((chat.around(before) or [[]])[0])
+            ways.append([_place(None, 1, [*gaps[0], text, *gaps[1]], tokenizer, was=was)])
+    if before[:1] == ("user",):
+        ways.append([_place(1, 1, [text + "\n\n"], tokenizer)])
+    return ways
 
 
-def _put(branch: Branch, start: tuple[int, int], stop: tuple[int, int], pieces: Pieces, tokenizer: Tokenizer) -> None:
-    told = Appended(branch.id, branch.num_ops, "role", "tools", array("i"))
-    tokens = tokenizer.encode_pieces(pieces)
-    content_of(branch).replace(start, stop, tokens, tokenizer.chat.spell(pieces), told)
+def _place(start: int | None, stop: int, pieces: Pieces, tokenizer: Tokenizer, *, was: str | None = None) -> Placed:
+    return Placed(start, stop, was, tokenizer.chat.spell(pieces), tokenizer.encode_pieces(pieces))
 
 
 def write_results(

@@ -9,20 +9,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..protocol.errors import EngineError, EngineStoppedError, ErrorInfo, to_info
+from ..tools.arguments import chars_of
 from ..tools.quotas import Owner
 from ..tools.registry import DEFAULT_TIMEOUT_S, Ticket, ToolCall, ToolRunner
+from .costs import WAITING_CHARS_PER_TOKEN
 from .interpreter import Post
 from .machine import Returned
-from .state import Frame
+from .state import CallId, Frame
 
 
 @dataclass(eq=False, slots=True)
 class _RunningTool:
+    """A call under way. `num_held`: the tokens that count for its arguments meanwhile."""
+
     frame: Frame
     returned: Returned
     ticket: Ticket
     started: float
     limit_s: float
+    num_held: int
 
     @property
     def end(self) -> float:
@@ -40,35 +45,47 @@ class ToolUses:
         self._runner = runner
         self._post = post
         self._clock = clock
-        self.under_way: dict[str, _RunningTool] = {}
+        self.under_way: dict[CallId, _RunningTool] = {}
         self._look_at = math.inf
 
     def begin(
         self, frame: Frame, tool: ToolCall, arguments: dict[str, Any], timeout_s: float | None, returned: Returned
     ) -> None:
-        """Begins a call. Raises BoughError: nothing was begun."""
+        """Begins a call, whose arguments count as held until it ends. Raises BoughError: nothing was begun."""
         now = self._clock()
         limit_s = frame.run.time_left(now, min(timeout_s or math.inf, tool.timeout_s or DEFAULT_TIMEOUT_S))
         assert limit_s is not None
-        call_id = frame.state.new_id("tool/")
+        call_id = frame.state.new_call("tool")
 
         def done(outcome: str | ErrorInfo) -> None:
             with contextlib.suppress(EngineStoppedError):
                 self._post(lambda: self._take(call_id, outcome))
 
-        owner = Owner.of(frame.state.namespace, frame.state.id)
-        ticket = self._runner.start(tool, arguments, done, owner)
-        self.under_way[call_id] = _RunningTool(frame, returned, ticket, now, limit_s)
+        account, num_held = frame.state.account, 1 + chars_of(arguments) // WAITING_CHARS_PER_TOKEN
+        account.add(num_held)
+        try:
+            account.check()
+            ticket = self._runner.start(tool, arguments, done, Owner.of(frame.state.namespace, frame.state.id))
+        except BaseException:
+            account.add(-num_held)
+            raise
+        self.under_way[call_id] = _RunningTool(frame, returned, ticket, now, limit_s, num_held)
         self._look_at = min(self._look_at, now + limit_s)
         frame.branch.running.add(call_id)
 
-    def stop(self, call_id: str) -> bool:
+    def stop(self, call_id: CallId) -> bool:
         """Leaves a call to itself; False if it is none of these."""
-        flight = self.under_way.pop(call_id, None)
+        flight = self._leave(call_id)
         if flight is None:
             return False
         self._runner.abandon(flight.ticket)
         return True
+
+    def _leave(self, call_id: CallId) -> _RunningTool | None:
+        flight = self.under_way.pop(call_id, None)
+        if flight is not None:
+            flight.frame.state.account.add(-flight.num_held)
+        return flight
 
     def expire(self) -> None:
         """Fails the calls whose time is over."""
@@ -85,13 +102,13 @@ class ToolUses:
         """Seconds until `expire` has to look, at the latest when the first of them is over; None: there is none."""
         return max(self._look_at - self._clock(), 0.0) if self.under_way else None
 
-    def _take(self, call_id: str, outcome: str | ErrorInfo) -> None:
-        flight = self.under_way.pop(call_id, None)
+    def _take(self, call_id: CallId, outcome: str | ErrorInfo) -> None:
+        flight = self._leave(call_id)
         if flight is None:  # nobody waits for it any more
             return
         self._tell(flight, call_id, outcome)
 
-    def _tell(self, flight: _RunningTool, call_id: str, outcome: str | ErrorInfo) -> None:
+    def _tell(self, flight: _RunningTool, call_id: CallId, outcome: str | ErrorInfo) -> None:
         flight.frame.branch.running.discard(call_id)
         try:
             flight.returned(outcome)

@@ -341,7 +341,16 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     usage: Usage = Usage()
 
 
-ProgramEvent = Delta | Value | Skipped | BranchFailed | BranchRestarted | Piece | Done | Failed
+class EndTexts(msgspec.Struct, frozen=True, kw_only=True, tag="end_texts"):
+    """Texts of some branches, and their numbers of tokens, which belong to the Done that comes soon: that of a large
+    program comes in parts, so that no single message is large. Clients put them together, and hand none of these on
+    (`runtime.client.streams.with_whole_ends`)."""
+
+    texts: dict[int, str]
+    num_tokens: dict[int, int] = {}
+
+
+ProgramEvent = Delta | Value | Skipped | BranchFailed | BranchRestarted | Piece | EndTexts | Done | Failed
 """A submission sends any number of the others, and then exactly one Done or Failed."""
 
 

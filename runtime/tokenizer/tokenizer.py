@@ -27,6 +27,9 @@ Variant = Literal["own", "plain", "exact"]
 LONG_TEXT = 4096
 """Characters that are encoded in some milliseconds. A longer text may take seconds."""
 
+MAX_TOKEN_CHARS = 16
+"""Characters that a text has for each token of its limit at most. It has some four in languages and in code."""
+
 MAX_SPELLING = 1 << 13
 """Characters of a token: each that is generated may add so many to an answer. The longest that are known have some
 hundreds."""

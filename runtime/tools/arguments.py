@@ -127,3 +127,17 @@ def _refused(tool: ToolCall, reason: str) -> RequestError:
 
 def _wrong(tool: ToolCall, name: str, reason: str) -> EngineError:
     return EngineError(f"the argument {name!r} of tool {tool.name!r} {reason}", code="tool_failed", param=name)
+
+
+def chars_of(value: Any) -> int:
+    """Returns about how many characters a value takes as JSON."""
+    count, stack = 0, [value]
+    while stack:
+        part = stack.pop()
+        count += len(part) if isinstance(part, str) else 8
+        if isinstance(part, Mapping):
+            stack += part.keys()
+            stack += part.values()
+        elif isinstance(part, list | tuple):
+            stack += part
+    return count

@@ -15,7 +15,7 @@ from ...runtime.protocol.counters import ModelInfo
 from ...runtime.protocol.request import Request
 from ...runtime.protocol.sampling_params import MAX_LOGIT_BIAS, SamplingParams
 from ...runtime.tokenizer.reasoning import THINK
-from ...runtime.tokenizer.tokenizer import Tokenizer
+from ...runtime.tokenizer.tokenizer import MAX_TOKEN_CHARS, Tokenizer
 from ...runtime.tools.forms import CLOSE_TAG, OPEN_TAG, describe_tools, find_form
 from ..errors import ApiError, invalid
 from ..http.connection import MAX_ITEMS, check_parts, decode
@@ -39,9 +39,6 @@ _TAIL_TOKENS = 16
 _EMPTY = frozenset({b"null", b"false", b"[]", b"{}", b'""'})
 _FIELDS: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
-
-MAX_TOKEN_CHARS = 16
-"""Characters that a text has for each token of its limit at most. It has some four in languages and in code."""
 
 MAX_ENCODED_AT_ONCE = 1 << 17
 """Characters and token ids of prompts before others have their turn."""

@@ -25,9 +25,17 @@ OLDEST = Path(sys.prefix) / "triton-oldest"
 """The oldest Triton that we support, where `make test` puts it: compilers spill in different places."""
 
 
+LEDGERS = Path(__file__).parent / "compiled"
+AGAIN = 16
+"""Cases of the ledger that are compiled all the same, of each Triton."""
+
+TARGETS = {80, 86, 89, 90, 100, 120}
+
+
 @pytest.fixture(scope="module", params=["installed", "oldest"])
 def findings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Runs the check in a process of its own: in this one kernels may be interpreted."""
+    """Runs the check in a process of its own: in this one kernels may be interpreted. A release of Triton without a
+    ledger compiles everything, for two targets."""
     folder = tmp_path_factory.mktemp("compile")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(folder / "cache"), "PYTHONSAFEPATH": "1"}
@@ -35,47 +43,63 @@ def findings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         if not OLDEST.is_dir():
             pytest.skip("make test installs the oldest Triton on Linux")
         environment["PYTHONPATH"] = str(OLDEST)
+    release = [sys.executable, "-c", "import triton; print(triton.__version__)"]
+    version = subprocess.run(release, env=environment, capture_output=True, text=True, check=True).stdout.strip()
     command = [sys.executable, "-m", "bough.kernels.compile_check", "--json", str(folder / "found.json")]
+    has_ledger = (LEDGERS / f"{version}.csv").exists()
+    command += ["--ledger", str(LEDGERS), "--again", str(AGAIN)] if has_ledger else ["--target", "80", "--target", "90"]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True)
     print(ended.stdout)
     assert (folder / "found.json").exists(), ended.stderr
     found: list[dict[str, Any]] = json.loads((folder / "found.json").read_text())
     assert (ended.returncode != 0) == any(finding["fault"] for finding in found)
+    unlisted = [f"{f['module']}, {f['case']}, sm_{f['target']}" for f in found if not f["listed"]]
+    assert not (has_ledger and unlisted), f"kernels have changed: run `make compiled`. {unlisted[:5]}"
+    assert {f["target"] for f in found} == (TARGETS if has_ledger else {80, 90})
     return found
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_no_kernel_has_a_fault(findings: list[dict[str, Any]]) -> None:
     faults = [f"{f['module']}, {f['case']}, sm_{f['target']}: {f['fault']}" for f in findings if f["fault"]]
     assert faults == []
-    assert {f["target"] for f in findings} == {80, 90}
     assert all(f["registers"] > 0 for f in findings)
 
 
+def test_both_releases_have_a_ledger_of_the_same_cases() -> None:
+    ledgers = [path.read_text().splitlines() for path in sorted(LEDGERS.glob("*.csv"))]
+    assert len(ledgers) == 2
+    first, second = ({tuple(line.split(",")[:3]) for line in lines} for lines in ledgers)
+    assert first == second
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_products_use_the_matrix_units(findings: list[dict[str, Any]]) -> None:
+    units = {90: "wgmma", 100: "tcgen05"}
     mine = [f for f in findings if f["module"] in MATRIX_KERNELS and "fp32" not in f["case"]]
     assert mine
     for finding in mine:
-        assert finding["wgmma" if finding["target"] == 90 else "mma"] > 0, finding
+        assert finding[units.get(finding["target"], "mma")] > 0, finding
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_both_heights_of_a_product_issue_the_same_instructions(findings: list[dict[str, Any]]) -> None:
     """The promise of invariant_matmul that a row is the same among few rows and among many rests on this."""
-    kinds: dict[tuple[str, int], list[tuple[str, str]]] = {}
+    kinds: dict[tuple[str, int], dict[str, str]] = {}
     for finding in findings:
         words = finding["case"].split()
         if finding["module"] == "linear.invariant_matmul" and len(words) == 4:
-            kinds.setdefault((words[1], finding["target"]), []).append((words[2], finding["shape"]))
-    assert {kind: sorted(height for height, _ in found) for kind, found in kinds.items()} == {
-        (kind, target): ["T128", "T64"] for kind in ("narrow", "wide") for target in (80, 90)
-    }
-    for kind, found in kinds.items():
-        assert len({shape for _, shape in found}) == 1 and found[0][1], (kind, found)
+            kinds.setdefault((words[1], finding["target"]), {})[words[2]] = finding["shape"]
+    assert kinds.keys() == {(kind, f["target"]) for kind in ("narrow", "wide") for f in findings}
+    for (kind, target), found in kinds.items():
+        if target == 100:  # one height for all rows
+            assert len(found) == 1
+        else:
+            assert sorted(found) == ["T128", "T64"]
+            assert len(set(found.values())) == 1 and found["T64"], (kind, target, found)
 
 
 def launches(tree: ast.AST) -> Iterator[str]:
@@ -157,29 +181,80 @@ def test_a_case_that_does_not_fit_its_kernel_is_refused(changes: dict[str, Any],
         compile_case(case(**changes), 90)
 
 
-def test_a_case_belongs_to_the_target_it_is_named_for() -> None:
+def test_a_case_is_for_the_targets_that_launch_it() -> None:
     from bough.kernels.compile_check import applies
 
-    assert [applies(case(name=name), 90) for name in ("a", "a sm90", "a sm80", "sm80 a")] == [True, True, False, True]
-    assert [applies(case(roomy=roomy), 90) for roomy in (None, True, False)] == [True, True, False]
-    assert [applies(case(roomy=roomy), 89) for roomy in (None, True, False)] == [True, False, True]
+    def targets(**changes: Any) -> set[int]:
+        return {target for target in TARGETS if applies(case(**changes), target)}
+
+    assert targets() == TARGETS
+    assert targets(roomy=True) == {80, 90, 100}
+    assert targets(roomy=False) == {86, 89, 120}
+    assert targets(since=90, before=120) == {90, 100}
+    assert targets(signature={"x": "*fp8e4nv", "size": "i32"}) == {89, 90, 100, 120}
 
 
 def test_faults_and_their_table() -> None:
     from bough.kernels.compile_check import Finding, table
+    from bough.kernels.compile_ledger import Needs
 
-    fine = Finding("a", "b", 80, 0.5, registers=64, shared_bytes=163 * 1024, mma=2, shape="m16n8k16")
-    assert fine.fault is None
-    assert Finding("a", "b", 80, 0.5, shared_bytes=163 * 1024 + 1).fault == (
-        "needs 166913 bytes of shared memory, there are 166912"
-    )
-    assert Finding("a", "b", 90, 0.5, shared_bytes=163 * 1024 + 1).fault is None
-    assert Finding("a", "b", 90, 0.5, spill_bytes=8).fault == "spills 8 bytes"
-    assert Finding("a", "b", 90, 0.5, error="no").fault == "no"
+    def fault(target: int, **needs: Any) -> str | None:
+        return Finding("a", "b", target, Needs(**needs)).fault
+
+    assert fault(80, shared_bytes=163 * 1024) is None
+    assert fault(80, shared_bytes=163 * 1024 + 1) == "needs 166913 bytes of shared memory, there are 166912"
+    assert fault(90, shared_bytes=163 * 1024 + 1) is None
+    assert fault(90, spill_bytes=8) == "spills 8 bytes"
+    both = "spills 8 bytes; needs 101377 bytes of shared memory, there are 101376"
+    assert fault(89, spill_bytes=8, shared_bytes=99 * 1024 + 1) == both
+    assert fault(100, tensor_columns=513) == "needs 513 columns of tensor memory, there are 512"
+    assert Finding("a", "b", 90, Needs(), error="no").fault == "no"
+    fine = Finding("a", "b", 80, Needs(registers=64, shared_bytes=163 * 1024, mma=2, shape="m16n8k16"), 0.5)
     assert table([fine]).splitlines()[1].split() == (
-        ["a", "b", "sm_80", "64", "0", "163.0", "KiB", "0", "2", "m16n8k16", "0", "0", "0.5", "ok"]
+        ["a", "b", "sm_80", "64", "0", "163.0", "KiB", "0", "0", "2", "0", "m16n8k16", "0", "0", "0.5", "ok"]
     )
     assert table([fine], markdown=True).splitlines()[1].replace("-", "").replace("|", "").strip() == ""
+
+
+def test_what_has_not_changed_is_taken_from_the_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bough.kernels import compile_check
+    from bough.kernels.compile_check import Finding, inspect_changed
+    from bough.kernels.compile_ledger import Ledger, Needs
+
+    compiled = []
+
+    def inspect_all(work: list[tuple[str, str, int]], *, num_workers: int) -> list[Finding]:
+        compiled.extend(work)
+        return [Finding(*item, Needs(registers=8, shape="m16n8k16 m16n8k8")) for item in work]
+
+    monkeypatch.setattr(compile_check, "inspect_all", inspect_all)
+    work = {("m", f"case, {number}", 80): f"{number:016}" for number in range(4)}
+    first = inspect_changed(work, Ledger(tmp_path / "3.csv"), 2, num_workers=1)
+    assert compiled == list(work)
+    Ledger(tmp_path / "3.csv").write(
+        {item: (digest, each.needs) for (item, digest), each in zip(work.items(), first, strict=True)}
+    )
+    compiled.clear()
+    assert inspect_changed(work, Ledger(tmp_path / "3.csv"), 0, num_workers=1) == first
+    assert compiled == []
+    changed = work | {("m", "case, 1", 80): "other"}
+    inspect_changed(changed, Ledger(tmp_path / "3.csv"), 0, num_workers=1)
+    assert compiled == [("m", "case, 1", 80)]
+    compiled.clear()
+    (tmp_path / "3.csv").write_text((tmp_path / "3.csv").read_text().replace(",8,0,", ",9,0,"))
+    wrong = inspect_changed(work, Ledger(tmp_path / "3.csv"), 2, num_workers=1)
+    assert compiled == [("m", "case, 0", 80), ("m", "case, 2", 80)]
+    assert [(each.fault or "")[:19] for each in wrong] == ["the ledger is wrong", "", "the ledger is wrong", ""]
+
+
+def test_a_digest_is_of_what_goes_into_the_compiler() -> None:
+    from bough.kernels.compile_ledger import digest_of
+
+    digest = digest_of(case(), 90)
+    assert digest_of(case(name="other", roomy=True), 90) == digest
+    assert digest_of(case(), 89) != digest
+    for changes in ({"constants": {"block": 32}}, {"num_warps": 8}, {"aligned": ()}, {"fusion": False}):
+        assert digest_of(case(**changes), 90) != digest
 
 
 VARYING = {"T", "num_rows", "batch", "num_tokens"}

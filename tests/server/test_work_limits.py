@@ -21,13 +21,12 @@ from bough.runtime.protocol.sampling_params import SamplingParams
 from bough.runtime.protocol.template import Parameter, ResultConstant, Template
 from bough.runtime.templates.fill import fill
 from bough.runtime.tokenizer.load import load_tokenizer
-from bough.runtime.tokenizer.tokenizer import Tokenizer
+from bough.runtime.tokenizer.tokenizer import MAX_TOKEN_CHARS, Tokenizer
 from bough.server.app import TOKENIZED_CONTEXTS
 from bough.server.errors import ApiError
 from bough.server.http.connection import MAX_ITEMS, MAX_PARTS, MAX_TOKEN_IDS
 from bough.server.openai.objects import MAX_GRAMMAR_CHARS, ChatBody, CompletionBody
 from bough.server.openai.requests import (
-    MAX_TOKEN_CHARS,
     Context,
     chat_job,
     check_chars,

@@ -23,6 +23,7 @@ from bough.constrain.spec import Choice, GrammarSpec, Regex
 from bough.runtime.engine.masks import Filling, MaskFiller, MaskJob
 from bough.runtime.programs.engine_machine import EngineMachine
 from bough.runtime.programs.executor import Executor
+from bough.runtime.programs.state import CallId
 from bough.runtime.protocol.errors import ErrorInfo
 from bough.runtime.protocol.program import Done, Failed, Op, Program, ProgramEvent
 from bough.runtime.protocol.request import Request, RequestOutput
@@ -437,7 +438,7 @@ class EngineWorld:
         assert all(sequence.lease is None for sequence in scheduler.waiting), "a waiting sequence holds pages"
         queued = [s.id for s in (*scheduler.waiting, *scheduler.running)] + list(engine._admission.compiling)
         assert sorted(queued) == sorted(engine._live), "a request is forgotten, or remembered after the end"
-        calls = set[str]()
+        calls = set[str | CallId]()
         for state in self.executor._states.values():
             for branch in state.branches.values():
                 calls |= branch.running

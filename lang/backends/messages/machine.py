@@ -14,7 +14,7 @@ import msgspec
 
 from ....runtime.programs.costs import Budget
 from ....runtime.programs.machine import Returned, begin_turn, tell_returned
-from ....runtime.programs.state import Branch, Frame, Run, State
+from ....runtime.programs.state import Branch, CallId, Frame, Run, State
 from ....runtime.protocol.errors import BoughError, ErrorInfo, RequestError
 from ....runtime.protocol.program import CallTools, Delta, Gen, Op, Piece, Select, Use
 from ....runtime.protocol.request import PREFILLED, SAMPLED
@@ -108,7 +108,7 @@ class MessageMachine:
     def __init__(self, caller: Caller, clock: Callable[[], float] = time.monotonic) -> None:
         self._caller = caller
         self._clock = clock
-        self._calls: dict[str, ModelCall] = {}
+        self._calls: dict[str | CallId, ModelCall] = {}
 
     def blank(self) -> MarkContent:
         return MarkContent()
@@ -171,7 +171,7 @@ class MessageMachine:
         frame.branch.running.add(call_id)
         self._caller.begin(call)
 
-    def cancel(self, call_id: str) -> None:
+    def cancel(self, call_id: str | CallId) -> None:
         call = self._calls.pop(call_id, None)
         if call is not None:
             self._caller.cancel(call)

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bough.constrain.errors import GrammarError, UnsupportedKeywordError
 from bough.constrain.workers import turns
-from bough.constrain.workers.turns import FairQueue, FairThreads, Turns
+from bough.constrain.workers.turns import FairQueue, FairThreads, Turns, outcome
 
 
 def test_who_has_had_less_goes_next() -> None:
@@ -208,3 +209,22 @@ def test_errors_and_panics_are_raised_where_somebody_waits() -> None:
         time.sleep(0.001)
     assert not threads.busy("a")
     threads.close()
+
+
+@pytest.mark.parametrize("error", [GrammarError("no", path="/a"), UnsupportedKeywordError("not"), OSError(2, "gone")])
+def test_an_outcome_keeps_nobody_who_asked_for_it(error: Exception) -> None:
+    """A pattern that could not be compiled was raised again for each request, and kept all of them."""
+    future: Future[str] = Future()
+    future.set_exception(error)
+    for _ in range(3):
+        with pytest.raises(type(error)) as raised:
+            outcome(future)
+        assert raised.value is not error
+        assert (str(raised.value), vars(raised.value)) == (str(error), vars(error))
+    assert error.__traceback__ is None
+
+
+def test_an_outcome_is_the_result() -> None:
+    future: Future[str] = Future()
+    future.set_result("yes")
+    assert outcome(future) == "yes"

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from concurrent.futures import Future
 from typing import Any
 
+import msgspec
 import pytest
 
-from bough.constrain.spec import Regex
+from bough.constrain.spec import Gbnf, Regex
 from bough.runtime.client.local import EngineLoop, LocalClient
 from bough.runtime.engine import admission
+from bough.runtime.engine.admission import Admission
+from bough.runtime.engine.generation import Generation
 from bough.runtime.protocol.config import EngineConfig
 from bough.runtime.protocol.errors import EngineError, OverloadedError, RequestError
+from bough.runtime.protocol.request import Request, RequestOutput
+from bough.runtime.protocol.sampling_params import SamplingParams
 
 from ...support.fakes import fake_engine
 from ..listening import Clock, Heard, alone, assert_clean, drive, request
@@ -164,3 +171,35 @@ def test_compilations_that_nobody_waits_for_do_not_pile_up(monkeypatch: pytest.M
     drive(engine)
     assert third.code is None
     assert_clean(engine)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Request(id="", prompt=(1, 2), sampling=SamplingParams(max_tokens=1, stop_regex="(")),
+        Request(id="", prompt=(1, 2), sampling=SamplingParams(max_tokens=1), grammar=Gbnf("root ::= nothing")),
+    ],
+    ids=["pattern", "grammar"],
+)
+def test_refused_requests_are_forgotten(asked: Request, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The refusal is remembered; those that it was told to were, too, with their prompts."""
+    engine, _ = fake_engine()
+    kept = weakref.WeakSet[Generation]()
+    make = Admission._generation
+
+    def noted(self: Admission, *args: Any) -> Generation:
+        made = make(self, *args)
+        kept.add(made)
+        return made
+
+    monkeypatch.setattr(Admission, "_generation", noted)
+    for index in range(20):
+        heard: list[RequestOutput] = []
+        engine.submit(msgspec.structs.replace(asked, id=str(index)), heard.append)
+        while not heard:
+            engine.wait_for_grammar(5.0)
+            engine.step()
+        assert heard[-1].finish is not None and heard[-1].finish.error is not None
+    gc.collect()
+    assert len(kept) <= 1  # the last one may be in the test's own frames
+    engine.close()

@@ -12,7 +12,7 @@ import pytest
 
 from bough.runtime.programs import costs
 from bough.runtime.programs.costs import Budget
-from bough.runtime.programs.state import Frame, Run, State, Step
+from bough.runtime.programs.state import CallId, Frame, Run, State, Step
 from bough.runtime.programs.tokens import TokenContent
 from bough.runtime.programs.tool_uses import ToolUses
 from bough.runtime.programs.validate import Item
@@ -52,12 +52,13 @@ class Calls:
         self.run = Run(Program(id="p", ops=()), lambda _: None, self.clock(), 1000)
         self.heard: list[str | ErrorInfo] = []
 
-    def begin(self, timeout_s: float | None = None) -> str:
+    def begin(self, timeout_s: float | None = None) -> CallId:
         step = Step(self.run, Item(0, Use(0, "v", "gate")))
         frame = Frame(self.state, self.state.branches[0], step, None)  # type: ignore[arg-type]
         before = set(self.state.branches[0].running)
         self.uses.begin(frame, self.gate, {"text": "a"}, timeout_s, self.heard.append)
         (call_id,) = self.state.branches[0].running - before
+        assert isinstance(call_id, CallId)
         return call_id
 
 
@@ -94,7 +95,7 @@ def test_a_call_that_is_late_fails_once(calls: Calls) -> None:
     assert calls.posted.empty()
 
 
-class Watched(dict[str, Any]):
+class Watched(dict[Any, Any]):
     """Counts how often all of its entries are gone through."""
 
     num_looks = 0

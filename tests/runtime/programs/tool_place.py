@@ -6,6 +6,7 @@ import queue
 from collections import deque
 from collections.abc import Callable
 
+from bough.runtime.client.streams import with_whole_ends
 from bough.runtime.programs.engine_machine import EngineMachine
 from bough.runtime.programs.executor import Executor
 from bough.runtime.protocol.errors import ErrorInfo
@@ -46,7 +47,7 @@ class ToolPlace(Place):
     ) -> Heard:
         heard = Heard()
         program = Program(id=program_id, ops=tuple(ops), **fields)  # type: ignore[arg-type]
-        self.executor.run(program, heard, tools, key)  # type: ignore[arg-type]
+        self.executor.run(program, with_whole_ends(heard), tools, key)  # type: ignore[arg-type]
         if self.turns:
             self.turns.popleft()()
         return heard

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from bough.runtime.tokenizer.tokenizer import MAX_TOKEN_CHARS
 from bough.server.errors import ApiError
 from bough.server.openai.objects import ChatBody, Message
-from bough.server.openai.requests import MAX_TOKEN_CHARS, encode_chat, to_messages
+from bough.server.openai.requests import encode_chat, to_messages
 from bough.server.openai.tools import Toolbox, to_toolbox
 
 from ..fake_client import ByteTokenizer

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bough.runtime.client.streams import with_whole_ends
 from bough.runtime.protocol.program import Op, Program
 
 from ..oracle import Heard
@@ -21,7 +22,7 @@ class Attack:
         self.most = 0
         self.num_goes = 0
         program = Program(id="attack", ops=tuple(ops), **fields)
-        place.executor.run(program, self.heard)
+        place.executor.run(program, with_whole_ends(self.heard))
         self.state = place.executor._states.get("attack")
         while not self.heard.over:
             if place.engine.idle or place.has_calls:

@@ -12,6 +12,7 @@ import pytest
 
 from bough.constrain import compiler
 from bough.constrain.spec import Lark
+from bough.runtime.client.streams import with_whole_ends
 from bough.runtime.programs import costs, executor, interpreter, state
 from bough.runtime.programs.costs import MAX_SLICE_S, MAX_SLICE_WORK
 from bough.runtime.programs.tokens import content_of
@@ -34,11 +35,14 @@ from bough.runtime.protocol.program import (
     BranchFailed,
     BranchRestarted,
     Cancel,
+    Done,
+    EndTexts,
     Fork,
     Gen,
     Join,
     Op,
     Program,
+    ProgramEvent,
     Repeat,
     RoleBegin,
     RoleEnd,
@@ -52,7 +56,7 @@ from bough.runtime.protocol.program import (
 from bough.runtime.protocol.sampling_params import SamplingParams
 from bough.runtime.tokenizer import chat_template as chat
 from bough.runtime.tokenizer.chat_template import ChatTemplate, Turn
-from bough.runtime.tokenizer.tokenizer import LONG_TEXT, Tokenizer
+from bough.runtime.tokenizer.tokenizer import LONG_TEXT, MAX_TOKEN_CHARS, Tokenizer
 
 from ...tokenizer.test_tokenizer import SMOLLM
 from ..oracle import Heard
@@ -116,7 +120,7 @@ def test_a_long_text_that_is_no_text_is_refused() -> None:
 
 def test_what_fits_into_no_context_is_not_encoded(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = count_calls(monkeypatch, Tokenizer, "encode")
-    attack = Attack(place, [Text(0, ("x" * 2000,)), Text(0, ("y" * (4 * 48 + 1),))])
+    attack = Attack(place, [Text(0, ("x" * 2000,)), Text(0, ("y" * (MAX_TOKEN_CHARS * 48 + 1),))])
     assert attack.code == "context_length_exceeded"
     assert len(calls) == 1
 
@@ -416,6 +420,113 @@ def test_a_template_that_refuses_beside_the_engine_ends_its_program_alone(
     assert place.run([Text(0, ("x",))], "q").done
 
 
+# Texts that wait to be encoded
+
+
+def waiting_texts(place: ToolPlace, number: int, gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> list[Heard]:
+    """Programs of as many branches each, whose texts wait for one that is held up by `gate`."""
+    encode = Tokenizer.encode
+
+    def held(self: Tokenizer, text: str, **options: bool) -> list[int]:
+        if text.startswith("held"):
+            assert gate.wait(20.0)
+        return encode(self, text, **options)
+
+    place.machine._max_tokens = 1 << 20
+    monkeypatch.setattr(Tokenizer, "encode", held)
+    place.start([Text(0, ("held" + "x" * LONG_TEXT,))], "first", namespace="flood")
+    children = tuple(range(1, number + 1))
+    ops: list[Op] = [Text(0, ("x",)), Fork(0, children), *(Text(child, ("y" * LONG_TEXT + "y",)) for child in children)]
+    return [place.start(ops, f"p{index}", namespace="flood") for index in range(number)]
+
+
+def settle(place: ToolPlace) -> None:
+    while place.turns:
+        place.turns.popleft()()
+
+
+def test_texts_that_wait_count_as_memory(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody counted them: six programs held a quarter of a gigabyte."""
+    gate = threading.Event()
+    heard = waiting_texts(place, 5, gate, monkeypatch)
+    settle(place)
+    memory = place.executor._memory
+    assert memory.held("flood") >= 25 * LONG_TEXT // costs.WAITING_CHARS_PER_TOKEN
+    gate.set()
+    place.drive(lambda: all(each.over for each in heard))
+    assert all(each.done for each in heard)
+    assert memory.num_held == 0
+
+
+def test_texts_without_room_are_refused(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    bound(place.machine, held_tokens=20_000)
+    gate = threading.Event()
+    heard = waiting_texts(place, 5, gate, monkeypatch)
+    settle(place)
+    gate.set()
+    place.drive(lambda: all(each.over for each in heard))
+    assert {each.failed.error.code for each in heard if each.events} == {"engine_overloaded"}
+    assert place.executor._memory.num_held == 0
+
+
+def test_texts_of_programs_that_were_dropped_do_not_wait(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two hundred dropped programs held up the engine for five seconds, since each text was looked for among all."""
+    gate = threading.Event()
+    waiting_texts(place, 5, gate, monkeypatch)
+    settle(place)
+    encodings = place.machine._encodings
+    assert encodings is not None and sum(map(len, encodings._waiting.values())) == 25
+    for index in range(5):
+        place.executor.drop(f"p{index}")
+    assert not encodings._waiting and len(encodings._under_way) == 1
+    gate.set()
+    place.executor.drop("first")
+    assert place.executor._memory.num_held == 0
+    place.posted.get(timeout=10.0)()
+    assert not encodings._programs._turns._shares
+
+
+def test_programs_of_a_key_take_turns_at_long_texts(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, order = threading.Event(), list[str]()
+    waiting_texts(place, 3, gate, monkeypatch)
+    settle(place)
+    encodings = place.machine._encodings
+    assert encodings is not None
+    start = encodings._start
+
+    def noted(tenant: str, writing: Any) -> None:
+        order.append(writing.frame.state.id)
+        start(tenant, writing)
+
+    monkeypatch.setattr(encodings, "_start", noted)
+    gate.set()
+    place.drive(lambda: len(order) == 9)
+    assert order == ["p0", "p1", "p2"] * 3
+
+
+def test_calls_of_two_programs_are_told_apart(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text of one and the request of another had the same id, so that dropping this one ended neither."""
+    gate = threading.Event()
+    encode = Tokenizer.encode
+
+    def held(self: Tokenizer, text: str, **options: bool) -> list[int]:
+        assert len(text) <= LONG_TEXT or gate.wait(20.0)
+        return encode(self, text, **options)
+
+    place.machine._max_tokens = 1 << 20
+    monkeypatch.setattr(Tokenizer, "encode", held)
+    long = place.start([Text(0, ("x" * LONG_TEXT + "x",))], "p")
+    other = place.start([Text(0, ("x",)), Gen(0, "g", GREEDY)], "p/text")
+    settle(place)
+    assert place.engine.stats().waiting + place.engine.stats().running == 1
+    place.executor.drop("p/text")
+    assert other.failed.error.code == "aborted"
+    assert place.engine.idle
+    gate.set()
+    place.drive(lambda: long.over)
+    assert long.done
+
+
 # Ends
 
 
@@ -444,6 +555,27 @@ def test_the_end_of_a_large_program_makes_way(place: ToolPlace, monkeypatch: pyt
     assert heard.done.num_tokens == at_once.done.num_tokens
     assert len(heard.events) == len(at_once.events)
     assert place.executor.num_states == 0
+
+
+def test_the_end_of_a_large_program_comes_in_parts(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thirty megabytes took 40 ms to be written as one message, and as long to be read."""
+    monkeypatch.setattr(executor, "TOLD_CHARS", 50)
+    told, heard = Heard(), Heard()
+    whole = with_whole_ends(heard)
+
+    def listen(event: ProgramEvent) -> None:
+        told(event)
+        whole(event)
+
+    place.executor.run(Program(id="p", ops=tuple(of_three()[0])), listen)
+    place.drive(lambda: heard.over)
+    events = told.events
+    parts = [event.texts for event in events if isinstance(event, EndTexts)]
+    assert parts == [{0: "x", 1: "x" + "y" * 99}]
+    assert isinstance(events[-1], Done) and events[-1].texts == {2: "xz"}
+    assert heard.done.texts == {0: "x", 1: "x" + "y" * 99, 2: "xz"}
+    assert heard.done.num_tokens.keys() == {0, 1, 2}
+    assert not any(isinstance(event, EndTexts) for event in heard.events)
 
 
 def ending(place: ToolPlace, monkeypatch: pytest.MonkeyPatch, **how: Any) -> Heard:
@@ -686,4 +818,4 @@ def test_long_texts_of_one_key_do_not_hold_up_those_of_another(
     place.drive(lambda: all(each.over for each in heard))
     assert order.index("q") == 1
     encodings = place.machine._encodings
-    assert encodings is not None and not encodings._turns._shares
+    assert encodings is not None and not encodings._programs._turns._shares

@@ -6,20 +6,36 @@ import json
 import threading
 from typing import Any
 
+import msgspec
 import pytest
 
-from bough.runtime.programs import costs
+from bough.runtime.programs import costs, engine_machine
 from bough.runtime.programs.costs import MAX_SLICE_WORK
 from bough.runtime.programs.tokens import content_of
+from bough.runtime.programs.tool_turns import write_tools
 from bough.runtime.programs.tool_uses import ToolUses
-from bough.runtime.protocol.condition import Either
-from bough.runtime.protocol.program import Assign, CallTools, Cancel, Fork, Join, Op, Repeat, RoleBegin, Text, Use
+from bough.runtime.protocol.condition import Either, Ref
+from bough.runtime.protocol.program import (
+    Assign,
+    CallTools,
+    Cancel,
+    Fork,
+    Gen,
+    Join,
+    Offer,
+    Op,
+    Repeat,
+    RoleBegin,
+    RoleEnd,
+    Text,
+    Use,
+)
 from bough.runtime.tokenizer.tokenizer import LONG_TEXT, Tokenizer
 from bough.runtime.tools.calls import MAX_TURN_CALLS, MAX_TURN_CHARS
 from bough.runtime.tools.forms import PLAIN
 from bough.runtime.tools.tag_reader import TagReader
 
-from ..place import bound
+from ..place import GREEDY, bound
 from ..tool_place import ToolPlace
 from .attack import Attack, count_calls
 
@@ -31,6 +47,7 @@ class Talkative:
     timeout_s = None
     max_chars = 1 << 20
     parameters = None
+    description = ""
 
     def __init__(self, num_chars: int) -> None:
         self.num_chars = num_chars
@@ -139,4 +156,56 @@ def test_results_of_a_turn_are_charged() -> None:
     place.machine._max_tokens = 1 << 20
     assert place.refusal(turn_of(PLAIN.write("talk", {}) * 3)).code == "program_too_long"
     assert place.run(turn_of(PLAIN.write("talk", {}))).done
+    place.close()
+
+
+def test_arguments_of_calls_under_way_count_as_memory() -> None:
+    """180 calls of one program held 700 MB that nobody counted."""
+    gate = threading.Event()
+
+    class Held(Talkative):
+        def call(self, arguments: dict[str, Any]) -> str:
+            assert gate.wait(20.0)
+            return "done"
+
+    place = ToolPlace(Held(1))
+    place.machine._max_tokens = 1 << 20
+    children = (1, 2, 3)
+    long = Assign(0, "long", ("x" * 100_000,))
+    uses = (Use(child, "u", "talk", (("text", (Ref(0, "long"),)),)) for child in children)
+    heard = place.start([Text(0, ("x",)), long, Fork(0, children), *uses], "p")
+    memory, tools = place.executor._memory, place.machine._tools
+    assert tools is not None
+    while len(tools.under_way) < 3:
+        place.next_call()()
+    assert memory.num_held >= 300_000 // costs.WAITING_CHARS_PER_TOKEN
+    gate.set()
+    place.drive(lambda: heard.over)
+    assert heard.done and memory.num_held == 0
+    place.close()
+
+
+def test_many_tools_are_written_beside_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 tools of a kilobyte took 50 ms, in which nobody else went on."""
+    threads = list[bool]()
+
+    def noted(*args: Any) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return write_tools(*args)
+
+    monkeypatch.setattr(engine_machine, "write_tools", noted)
+    few, many = Talkative(1), Talkative(1)
+    many.name, many.description = "many", "d" * 600
+    monkeypatch.setattr(engine_machine, "LONG_TEXT", 600)
+    place = ToolPlace(few, many)
+    place.machine._max_tokens = 1 << 20
+    for tools in (("talk",), ("talk", "many")):
+        ops: list[Op] = [RoleBegin(0, "user"), Text(0, ("x",)), RoleEnd(0), RoleBegin(0, "assistant")]
+        gen = Gen(0, "g", GREEDY, offer=Offer(tools))
+        heard = place.run(
+            [*ops, Fork(0, (1,)), msgspec.structs.replace(gen, branch=1), Join(0, (1,)), gen], "-".join(tools)
+        )
+        assert heard.done, heard.failed
+        assert heard.done.texts[0].count('"talk"') == heard.done.texts[1].count('"talk"') == 1
+    assert threads == [True, True, False, False]
     place.close()

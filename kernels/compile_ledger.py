@@ -1,0 +1,88 @@
+"""Ledger of what compiled kernels need, so that a kernel that has not changed is not compiled again.
+
+A case is known by the digest of what goes into the compiler: the source of its kernel and of all that this calls, the
+constants, the options, the target. One file for each release of Triton, whose compiler and assembler do the same on
+every machine.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import sys
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+
+from triton.runtime.jit import JITFunction
+
+from .compile_case import CompileCase
+
+Place = tuple[str, str, int]
+"""Module, name of the case, target."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a compiled kernel needs of a GPU, and the instructions that it has."""
+
+    registers: int = 0  # per thread
+    spill_bytes: int = 0  # of stack and local memory, per thread
+    shared_bytes: int = 0  # per thread block
+    tensor_columns: int = 0  # of tensor memory, per thread block
+    wgmma: int = 0
+    mma: int = 0
+    tcgen05: int = 0
+    shape: str = ""  # of its matrix instructions, such as m64n128k16
+    cp_async: int = 0
+    tma: int = 0
+
+
+def forget_lines(package: str | None) -> None:
+    """Has kernels of `package` count as the same wherever they stand in their files: Triton's keys hold the line."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(f"{package}."):
+            for value in vars(module).values():
+                if isinstance(value, JITFunction):
+                    value.starting_line_number = 0
+
+
+def digest_of(case: CompileCase, target: int) -> str:
+    """Digest of what goes into the compiler. Kernels' lines are forgotten before."""
+    parts = (
+        case.kernel.cache_key,
+        sorted(case.signature.items()),
+        sorted((name, str(value)) for name, value in case.constants.items()),
+        (sorted(case.aligned), case.num_warps, case.num_stages, case.fusion, case.max_registers, target),
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+class Ledger:
+    """The ledger of one release of Triton, read from `path`; empty without a file."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._entries: dict[Place, tuple[str, Needs]] = {}
+        if path is not None and path.exists():
+            with path.open(newline="") as file:
+                for row in csv.DictReader(file):
+                    place, digest = (row.pop("module"), row.pop("case"), int(row.pop("target"))), row.pop("digest")
+                    shape = row.pop("shape")
+                    self._entries[place] = digest, Needs(shape=shape, **{name: int(row[name]) for name in row})
+
+    def find(self, place: Place, digest: str) -> Needs | None:
+        """Returns what a case needs; None if it is not known, or has changed."""
+        known, needs = self._entries.get(place, ("", None))
+        return needs if known == digest else None
+
+    def write(self, entries: Mapping[Place, tuple[str, Needs]]) -> None:
+        """Writes a ledger that has these entries and no others."""
+        assert self._path is not None
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(("module", "case", "target", "digest", *(field.name for field in fields(Needs))))
+            for place in sorted(entries):
+                digest, needs = entries[place]
+                writer.writerow((*place, digest, *astuple(needs)))
