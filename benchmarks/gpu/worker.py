@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 import torch
 
-from .cases.problem import Case, Settings
+from .cases.problem import Problem, Settings, measure
 from .rows import Row
 
 
 class Family:
-    """Cases, one after the other. `options`: family, device, quick, deadline (in seconds of time.time())."""
+    """Problems, one after the other. `options`: family, device, quick, deadline (in seconds of time.time())."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._told = _measured(options["family"], Settings(options["device"], options["quick"]), options["deadline"])
@@ -31,22 +31,22 @@ class Family:
         return {"told": msgspec.to_builtins(next(self._told, None))}
 
 
-def family_cases(family: str, settings: Settings) -> list[Case]:
-    """The cases of a family, named `module` or `module:argument`."""
+def problems_of(family: str, settings: Settings) -> list[Problem[Any]]:
+    """The problems of a family, named `module` or `module:argument`."""
     module, _, argument = family.partition(":")
-    cases: list[Case] = importlib.import_module(f".cases.{module}", __package__).FAMILIES[argument](settings)
-    return cases
+    found: list[Problem[Any]] = importlib.import_module(f".cases.{module}", __package__).FAMILIES[argument](settings)
+    return found
 
 
 def _measured(family: str, settings: Settings, deadline: float) -> Iterator[Row | str]:
-    for case in family_cases(family, settings):
-        label = f"{family}/{case.label}"
+    for problem in problems_of(family, settings):
+        label = f"{family}/{problem.label}"
         if time.time() > deadline:
             yield f"{label}: no time"
             continue
         try:
-            yield from case.run()
-        except Exception as error:  # noqa: BLE001  whatever a kernel raises is this case's result
+            yield from measure(problem, settings)
+        except Exception as error:  # noqa: BLE001  whatever a kernel raises is this problem's result
             traceback.print_exc()
             reason = str(error).splitlines()[0] if str(error) else ""
             yield f"{label}: {type(error).__name__}: {reason}"

@@ -15,8 +15,9 @@ from ....kernels.attention.interface import AttentionLayer, KVShape
 from ....kernels.attention.triton_backend import TritonAttention
 from ..roofline import Heads, decode_attention, extend_attention
 from .attention import PAGE_SIZE, AttentionInputs, Path, distinct_tokens, make_inputs, plain_paths, reference
-from .problem import AbsentError, Case, Launch, Problem, Settings
+from .problem import AbsentError, Launch, Problem, Settings
 
+Attention = Problem[AttentionInputs]
 Bind = Callable[[AttentionInputs], Launch]
 
 
@@ -25,7 +26,7 @@ def _heads(settings: Settings, num_heads: int) -> Heads:
     return Heads(4, 2, 64, itemsize, itemsize) if settings.tiny else Heads(num_heads, 8, 128, itemsize, itemsize)
 
 
-def _case(
+def _problem(
     settings: Settings,
     name: str,
     cfg: Mapping[str, Any],
@@ -34,7 +35,7 @@ def _case(
     binds: tuple[Bind, Mapping[str, Bind]],
     *,
     num_queries: int = 1,
-) -> Case:
+) -> Attention:
     """`binds`: ours, and the peers."""
     lengths = [sum(length for _, length in path) for path in paths]
     if num_queries > 1:
@@ -47,25 +48,21 @@ def _case(
         return make_inputs(paths, heads, seed=seed, **how)
 
     ours, peers = binds
-    problem = Problem(name=name, cfg=cfg, work=work, make=make, ours=ours, peers=peers, reference=reference)
-    return problem.case(settings)
+    return Problem(name=name, cfg=cfg, work=work, make=make, ours=ours, peers=peers, reference=reference)
 
 
-def _decode_cases(settings: Settings) -> list[Case]:
+def _decode(settings: Settings) -> list[Attention]:
     shapes = [(1, 1024), (1, 32_768), (8, 8192), (64, 1024), (64, 4096), (256, 1024)]
-    peers: dict[str, Bind] = {"fa3": flash_attention, "flashinfer": flashinfer_decode}
+    batches = [(str(length), [length] * batch) for batch, length in shapes]
+    batches.append(("128..16k", _zipf_lengths(64)))
+    if settings.tiny:
+        batches = [("ragged", [70, 17])]
+    binds = (decode, {"fa3": flash_attention, "flashinfer": flashinfer_decode})
     found = []
-    for num_heads in (32, 16):
-        heads = _heads(settings, num_heads)
-        batches: list[tuple[int, str, list[int]]] = [(batch, str(length), [length] * batch) for batch, length in shapes]
-        batches.append((64, "128..16k", _zipf_lengths(64)))
-        if settings.tiny:
-            batches = [(2, "ragged", [70, 17])]
-        for batch, name, lengths in batches:
-            cfg = {"heads": f"{heads.num_heads}/{heads.num_kv_heads}", "B": batch, "S": name}
-            found.append(_case(settings, "decode", cfg, plain_paths(lengths), heads, (decode, peers)))
-        if settings.tiny:
-            break
+    for heads in [_heads(settings, num_heads) for num_heads in ((32,) if settings.tiny else (32, 16))]:
+        for name, lengths in batches:
+            cfg = {"heads": f"{heads.num_heads}/{heads.num_kv_heads}", "B": len(lengths), "S": name}
+            found.append(_problem(settings, "decode", cfg, plain_paths(lengths), heads, binds))
     return found
 
 
@@ -76,7 +73,7 @@ def _zipf_lengths(count: int) -> list[int]:
     return [min(length + random.Random(index).randrange(128), 16_384) for index, length in enumerate(drawn)]
 
 
-def _tree_cases(settings: Settings) -> list[Case]:
+def _tree(settings: Settings) -> list[Attention]:
     """The loads of a server with shared prompts; the last shares nothing, and must not cost more than plain decode."""
     loads: dict[str, list[Path]] = {
         "2k x 16": [[("system", 2048), (row, 512)] for row in range(16)],
@@ -90,23 +87,22 @@ def _tree_cases(settings: Settings) -> list[Case]:
     if settings.tiny:
         document: list[Path] = [[("document", 64), (row, 20)] for row in range(4)]
         loads = {"8k x 64": document, "unshared": [[(row, 48)] for row in range(2)]}
-    rivals = {"fa3": flash_attention, "flashinfer": flashinfer_decode}
-    binds = (planned, {"flat": decode, **rivals})
+    binds = (planned, {"flat": decode, "fa3": flash_attention, "flashinfer": flashinfer_decode})
     heads = _heads(settings, 32)
-    return [_case(settings, "tree", {"load": name}, paths, heads, binds) for name, paths in loads.items()]
+    return [_problem(settings, "tree", {"load": name}, paths, heads, binds) for name, paths in loads.items()]
 
 
-def _extend_cases(settings: Settings) -> list[Case]:
+def _extend(settings: Settings) -> list[Attention]:
     sizes = [(32, 0), (8, 80)] if settings.tiny else [(4096, 0), (2048, 8192), (512, 8192), (64, 8192), (16, 32_768)]
     binds = (planned, {"fa3": flash_attention, "flashinfer": flashinfer_extend})
     heads = _heads(settings, 32)
     return [
-        _case(settings, "extend", {"T": new, "P": old}, [[(0, old + new)]], heads, binds, num_queries=new)
+        _problem(settings, "extend", {"T": new, "P": old}, [[(0, old + new)]], heads, binds, num_queries=new)
         for new, old in sizes
     ]
 
 
-FAMILIES = {"decode": _decode_cases, "tree": _tree_cases, "extend": _extend_cases}
+FAMILIES = {"decode": _decode, "tree": _tree, "extend": _extend}
 
 
 # -- Ours --------------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from ....kernels.sampling.reference import SampleRows, SampleTables
 from ....kernels.sampling.reference import sample_rows as sample_reference
 from ....kernels.sampling.sample import SampleWorkspace, sample_rows
 from .. import roofline
-from .problem import Case, Launch, Problem, Settings, poison
+from .problem import Launch, Problem, Settings, poison
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -39,12 +39,9 @@ def _normal(settings: Settings, seed: int, *shapes: tuple[int, ...]) -> Tensors:
 # -- Norms, gates, rotary positions ------------------------------------------------------------------------------------
 
 
-def _small(settings: Settings) -> list[Case]:
-    found: list[Case] = []
-    for num_tokens in (3,) if settings.tiny else (1, 64, 8192):
-        problems = (_add_norm(settings, num_tokens), _silu(settings, num_tokens), _rope(settings, num_tokens))
-        found += [problem.case(settings) for problem in problems]
-    return found
+def _small(settings: Settings) -> list[Problem[Any]]:
+    sizes, makers = (3,) if settings.tiny else (1, 64, 8192), (_add_norm, _silu, _rope)
+    return [make(settings, num_tokens) for num_tokens in sizes for make in makers]
 
 
 def _add_norm(settings: Settings, num_tokens: int) -> Problem[Tensors]:
@@ -143,10 +140,10 @@ def _sample(inputs: SampleInputs) -> Launch:
     return launch
 
 
-def _sampler_cases(settings: Settings) -> list[Case]:
+def _samplers(settings: Settings) -> list[Problem[SampleInputs]]:
     kinds = ("greedy", "greedy, mask", "temperature", "all filters")
     batches = (3,) if settings.tiny else (1, 64, 256)
-    return [_sampler(settings, batch, kind).case(settings) for batch in batches for kind in kinds]
+    return [_sampler(settings, batch, kind) for batch in batches for kind in kinds]
 
 
 def _sampler(settings: Settings, batch: int, kind: str) -> Problem[SampleInputs]:
@@ -211,10 +208,10 @@ class LinearInputs:
     product: Callable[[torch.Tensor], torch.Tensor]
 
 
-def _linear_cases(settings: Settings) -> list[Case]:
+def _products(settings: Settings) -> list[Problem[LinearInputs]]:
     weights = {"tiny": (256, 160)} if settings.tiny else _WEIGHTS
     return [
-        _linear(settings, name, num_tokens, kind, *sizes).case(settings)
+        _linear(settings, name, num_tokens, kind, *sizes)
         for name, sizes in weights.items()
         for num_tokens in ((2,) if settings.tiny else (1, 4, 16, 64, 256))
         for kind in _KINDS
@@ -282,4 +279,4 @@ _KINDS: dict[str, tuple[float | None, Callable[[torch.Tensor, torch.Tensor], Lin
 }
 """Bits that a weight takes (None: as many as an activation), how it is prepared, and what error that may bring."""
 
-FAMILIES = {"small": _small, "sampler": _sampler_cases, "linear": _linear_cases}
+FAMILIES = {"small": _small, "sampler": _samplers, "linear": _products}

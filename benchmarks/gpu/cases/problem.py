@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from statistics import median
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -37,14 +37,6 @@ class Settings:
         return torch.float32 if self.device == "cpu" else torch.bfloat16
 
 
-@dataclass(frozen=True)
-class Case:
-    """A piece of work that gives rows, in the order of its family."""
-
-    label: str
-    run: Callable[[], Iterable[Row]]
-
-
 class AbsentError(Exception):
     """This machine has not got it, or it does not serve this size."""
 
@@ -58,6 +50,8 @@ class Problem(Generic[Inputs]):
     of_peers    what peers are to give, where that is something else: they multiply weights that are not rounded
     check       raises if our output is wrong
     max_error   relative, of ours; None: what the dtype allows. Peers are held to the same
+    unit        of a ceiling, which is a rate: "B/s" or "FLOP/s"; "": it is a kernel
+    target_s    seconds that all repetitions are to take
     ours, peers bind a kernel to inputs; outputs that they are given are filled with NaN beforehand
     """
 
@@ -71,10 +65,21 @@ class Problem(Generic[Inputs]):
     of_peers: Callable[[Inputs], torch.Tensor] | None = None
     check: Callable[[Inputs, torch.Tensor], None] | None = None
     max_error: float | None = None
+    unit: str = ""
+    target_s: float = 0.12
 
-    def case(self, settings: Settings) -> Case:
-        """The case that measures it."""
-        return Case(f"{self.name} {' '.join(map(str, self.cfg.values()))}", partial(measure, self, settings))
+    @property
+    def label(self) -> str:
+        return " ".join([self.name, *map(str, self.cfg.values())])
+
+    def row(self) -> Row:
+        return Row(sec="C" if self.unit else "K", name=self.name, cfg=dict(self.cfg), unit=self.unit)
+
+    def timed(self, row: Row, seconds: Sequence[float]) -> Row:
+        """The row with the time of repetitions, and the rates that follow."""
+        if self.unit:
+            row.value = (self.work.flops if self.unit == "FLOP/s" else self.work.bytes) / median(seconds)
+        return row.timed(seconds).rated(self.work)
 
 
 def measure(problem: Problem[Inputs], settings: Settings) -> Iterator[Row]:
@@ -84,7 +89,7 @@ def measure(problem: Problem[Inputs], settings: Settings) -> Iterator[Row]:
         ValueError: ours is wrong. A wrong peer has no time, and a note.
     """
     torch.manual_seed(0)
-    row = Row(sec="K", name=problem.name, cfg=dict(problem.cfg))
+    row = problem.row()
     sets = [problem.make(seed) for seed in range(num_input_sets(problem.work.bytes, quick=settings.tiny))]
     expected = None if problem.reference is None else problem.reference(sets[0])
     of_peers = expected if problem.of_peers is None else problem.of_peers(sets[0])
@@ -93,8 +98,8 @@ def measure(problem: Problem[Inputs], settings: Settings) -> Iterator[Row]:
     row.err = _error(launches[0](), expected, max_error)
     if problem.check is not None:
         problem.check(sets[0], launches[0]())
-    first = time_calls(launches, device=settings.device)
-    yield row.timed(first).rated(problem.work)  # a peer may take the process with it
+    first = time_calls(launches, device=settings.device, target_s=problem.target_s)
+    yield problem.timed(row, first)  # a peer may take the process with it
     first_us, notes = row.us or 0.0, []
     for name, bind in problem.peers.items():
         row.peers[name] = None
@@ -107,11 +112,11 @@ def measure(problem: Problem[Inputs], settings: Settings) -> Iterator[Row]:
                 torch.cuda.synchronize()  # raises if the peer took the context with it
             reason = str(error).splitlines()[0][:120] if str(error) else ""
             notes.append(f"{name}: {type(error).__name__} {reason}".strip())
-    row.timed(time_calls(launches, device=settings.device))
-    again_us = row.us or 0.0
+    again = time_calls(launches, device=settings.device, target_s=problem.target_s)
+    again_us = 1e6 * median(again)
     row.noise = abs(first_us - again_us) / min(first_us, again_us)
     row.note = "; ".join(notes)
-    yield (row if again_us <= first_us else row.timed(first)).rated(problem.work)
+    yield problem.timed(row, again if again_us <= first_us else first)
 
 
 def _time_peer(
@@ -120,13 +125,13 @@ def _time_peer(
     expected: torch.Tensor | None,
     max_error: float,
     settings: Settings,
-) -> float | None:
+) -> float:
     """Microseconds of a peer's launch. Raises whatever it raises."""
     launches = [bind(inputs) for inputs in sets]
     if isinstance(out := getattr(sets[0], "out", None), torch.Tensor):
         poison(out)
     _error(launches[0](), expected, max_error)
-    return Row(sec="K", name="").timed(time_calls(launches, device=settings.device)).us
+    return 1e6 * median(time_calls(launches, device=settings.device))
 
 
 def _error(out: torch.Tensor, expected: torch.Tensor | None, max_error: float) -> float | None:

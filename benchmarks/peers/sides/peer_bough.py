@@ -5,7 +5,6 @@ Prompts go to the engine as requests; programs are functions of the language, ru
 
 from __future__ import annotations
 
-import functools
 import queue
 import time
 from typing import Any
@@ -21,7 +20,7 @@ from ....runtime.load.start import start_engine
 from ....runtime.protocol.config import EngineConfig
 from ....runtime.protocol.request import Request, RequestOutput, TokenLogprob
 from ....runtime.protocol.sampling_params import SamplingParams
-from .peer_walk import Plan, replay
+from .peer_walk import Plan, replay, values_of
 
 
 class BoughEngine:
@@ -61,18 +60,18 @@ class BoughEngine:
 
     def _ask(self, requests: list[Request]) -> list[list[RequestOutput]]:
         """Outputs of each, when all have ended; they are submitted together."""
-        heard: list[list[RequestOutput]] = [[] for _ in requests]
+        heard: dict[str, list[RequestOutput]] = {request.id: [] for request in requests}
         ended: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
-        def take(index: int, output: RequestOutput) -> None:
-            heard[index].append(output)
+        def take(output: RequestOutput) -> None:
+            heard[output.id].append(output)
             if output.finish is not None:
                 ended.put(output.finish.error.message if output.finish.error else None)
 
         def submit() -> None:
-            for index, request in enumerate(requests):
+            for request in requests:
                 try:
-                    self._loop.engine.submit(request, functools.partial(take, index))
+                    self._loop.engine.submit(request, take)
                 except Exception as error:  # noqa: BLE001  it goes to who asked
                     ended.put(str(error))
 
@@ -80,7 +79,7 @@ class BoughEngine:
         for _ in requests:
             if message := ended.get():
                 raise RuntimeError(message)
-        return heard
+        return list(heard.values())
 
 
 class RandomBoughEngine(BoughEngine):
@@ -89,9 +88,8 @@ class RandomBoughEngine(BoughEngine):
 
     def __init__(self, options: dict[str, Any]) -> None:
         config = {name: options[name] for name in ("device", "dtype", "max_model_len")}
-        super().__init__(
-            options | {"config": config | {"max_batch_tokens": 8192, "kv_cache_memory": options["kv_bytes"]}}
-        )
+        config |= {"max_batch_tokens": 8192, "kv_cache_memory": options["kv_bytes"]}
+        super().__init__(options | {"config": config})
 
     def _engine(self, config: EngineConfig) -> Engine:
         from ...harness.models import random_engine  # needs torch
@@ -133,7 +131,7 @@ class BoughClient:
             states = program.run_batch([(plan,) for plan in plans], backend=self._backend)
         programs = []
         for plan, state in zip(plans, states, strict=True):
-            named = [(op[1], state.ret_value[op[1]], op[2]) for op in plan if op[0] in ("gen", "select")]
+            named = [(branch, state.ret_value[branch], name) for branch, name in values_of(plan)]
             programs.append(
                 [[n, name, str(s[name]), s.get_meta_info(name).get("completion_tokens")] for n, s, name in named]
             )

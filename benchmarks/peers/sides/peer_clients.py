@@ -14,7 +14,7 @@ import llama_cpp  # type: ignore[import-not-found,unused-ignore]
 import outlines  # type: ignore[import-not-found,unused-ignore]
 from outlines.types import Choice, Regex  # type: ignore[import-not-found,unused-ignore]
 
-from .peer_walk import LONGEST_CHOICE, Answer, Call, Plan, Value, replay, run_serially
+from .peer_walk import LONGEST_CHOICE, Answer, Call, Plan, Value, replay, run_serially, values_of
 
 
 def _context(options: dict[str, Any]) -> dict[str, Any]:
@@ -45,11 +45,9 @@ class GuidanceClient:
             select=lambda name, choices: guidance.select(choices, name=name),
             fork=lambda state, count: [state] * count,
         )
-        named = [(op[1], op[2], states[op[1]][op[2]]) for op in plan if op[0] in ("gen", "select")]
-        return [[branch, name, text, len(self._tokens(text))] for branch, name, text in named]
-
-    def _tokens(self, text: str) -> Any:
-        return self._model.engine.tokenizer.encode(text.encode())
+        named = [(branch, name, states[branch][name]) for branch, name in values_of(plan)]
+        encode = self._model.engine.tokenizer.encode
+        return [[branch, name, text, len(encode(text.encode()))] for branch, name, text in named]
 
 
 class OutlinesClient:

@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 Plan = list[list[Any]]
 """Instructions of a program as JSON has them, a list each, beginning with what it is and its branch:
@@ -65,6 +65,15 @@ class Answer:
 
 Ask = Callable[[Call], Awaitable[Answer]]
 
+Step = Callable[[list[Call]], list[tuple[Call, Answer]]]
+"""Work of an engine that has many calls at once: takes some from the list of those that nobody has begun yet, and
+returns those that have ended."""
+
+
+def values_of(plan: Plan) -> list[tuple[int, str]]:
+    """Branch and name of each value, in the order of the instructions."""
+    return [(op[1], op[2]) for op in plan if op[0] in ("gen", "select")]
+
 
 async def walk(plan: Plan, ask: Ask, *, primes: bool) -> list[Value]:
     """Runs one program. With `primes`, branches that share a long text wait until it is computed."""
@@ -72,7 +81,7 @@ async def walk(plan: Plan, ask: Ask, *, primes: bool) -> list[Value]:
     for op in plan:
         ops.setdefault(op[1], []).append(op)
     new = asyncio.get_running_loop().create_future
-    known = {(op[1], op[2]): new() for op in plan if op[0] in ("gen", "select")}
+    known = {value: new() for value in values_of(plan)}
     branches: dict[int, asyncio.Task[None]] = {}
     values: list[Value] = []
 
@@ -128,8 +137,7 @@ def shared_heads(plans: Sequence[Plan]) -> list[str]:
     """The long texts that branches of more than one program begin with."""
     counts: dict[str, int] = {}
     for plan in plans:
-        counts_here = {op[2][0] for op in first_texts(plan) if isinstance(op[2][0], str)}
-        for text in counts_here:
+        for text in {op[2][0] for op in first_texts(plan) if isinstance(op[2][0], str)}:
             counts[text] = counts.get(text, 0) + 1
     return [text for text, count in counts.items() if count > 1 and len(text) >= PRIMED_CHARS]
 
@@ -175,15 +183,6 @@ def replay(
     return states
 
 
-class Stepping(Protocol):
-    """An engine that works on many calls at once, a step at a time."""
-
-    def add(self, call: Call) -> None: ...
-
-    def step(self) -> list[tuple[Call, Answer]]:
-        """The calls that this step ended."""
-
-
 def run_serially(plans: Sequence[Plan], stop_s: float, answer: Callable[[Call], Answer]) -> dict[str, Any]:
     """One call after the other; the latest first, whose prompt begins as the one before did."""
 
@@ -191,30 +190,13 @@ def run_serially(plans: Sequence[Plan], stop_s: float, answer: Callable[[Call], 
         call = calls.pop()
         return [(call, answer(call))]
 
-    return _drive(plans, 1, stop_s, step, primes=False)
+    return run_stepping(plans, 1, stop_s, step, primes=False)
 
 
-def run_stepping(plans: Sequence[Plan], at_once: int, stop_s: float, engine: Stepping) -> dict[str, Any]:
-    """All calls that can be begun, side by side."""
-
-    def step(calls: list[Call]) -> list[tuple[Call, Answer]]:
-        for call in calls:
-            engine.add(call)
-        calls.clear()
-        return engine.step()
-
-    return _drive(plans, at_once, stop_s, step, primes=True)
-
-
-def _drive(
-    plans: Sequence[Plan],
-    at_once: int,
-    stop_s: float,
-    step: Callable[[list[Call]], list[tuple[Call, Answer]]],
-    *,
-    primes: bool,
+def run_stepping(
+    plans: Sequence[Plan], at_once: int, stop_s: float, step: Step, *, primes: bool = True
 ) -> dict[str, Any]:
-    """`step` takes from the calls that nobody has begun yet, and returns some that have ended."""
+    """All calls that can be begun, side by side, a step of the engine at a time."""
     calls: list[Call] = []
     waiting: dict[Call, asyncio.Future[Answer]] = {}
 

@@ -100,14 +100,14 @@ def continued(prompt: list[int], count: int) -> list[int]:
 
 
 def test_more_prompts_than_sequences_are_answered_and_what_they_share_is_computed_once(library: Library) -> None:
-    engine = side("LlamaCppEngine")
+    engine = side("LlamaCpp")
     prompts = [[*SYSTEM, number, number + 1] for number in range(10)]
     assert engine.generate(prompts, 5) == [continued(prompt, 5) for prompt in prompts]
     assert library.num_computed == len(SYSTEM) + 10 * 2 + 10 * 4  # the last token of an answer is not computed
 
 
 def test_a_chat_goes_on_where_it_was(library: Library) -> None:
-    engine = side("LlamaCppEngine")
+    engine = side("LlamaCpp")
     (answer,) = engine.generate([SYSTEM], 5)
     before = library.num_computed
     assert engine.generate([[*SYSTEM, *answer, 3]], 1) == [continued([*SYSTEM, *answer, 3], 1)]
@@ -115,25 +115,24 @@ def test_a_chat_goes_on_where_it_was(library: Library) -> None:
 
 
 def test_scores(library: Library) -> None:
-    engine = side("LlamaCppEngine")
+    engine = side("LlamaCpp")
     logprobs, likeliest = engine.score(SYSTEM)
     assert likeliest == [following(SYSTEM[: at + 1]) for at in range(len(SYSTEM) - 1)]
     assert len(logprobs) == len(likeliest)
 
 
 def test_calls_are_generated_or_chosen(library: Library) -> None:
-    client = side("LlamaCppClient")
+    client = side("LlamaCpp")
     prompt = "a long prompt that all of the choices share"
     tokens = [byte % SIZE for byte in prompt.encode()]
     likely = following(tokens)
     choices = [chr(96 + token) for token in ((likely + 1) % SIZE, likely)]
     chosen, prime = Call("a", prompt, choices=choices), Call("", prompt)
     written = Call("b", prompt, 3)
-    for call in (chosen, prime, written):
-        client.add(call)
+    calls = [chosen, prime, written]
     found: dict[Call, Any] = {}
     while len(found) < 3:
-        found |= dict(client.step())
+        found |= dict(client.step(calls))
     assert found[chosen].text == choices[1]
     assert found[prime].num_tokens == 0
     assert found[written].text == "".join(chr(65 + token) for token in continued(tokens, 3))

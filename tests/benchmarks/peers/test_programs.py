@@ -98,17 +98,14 @@ class Engine:
     """Ends calls a step after they came, the latest first; keeps how many it had at once."""
 
     def __init__(self) -> None:
-        self.calls: list[Call] = []
         self.seen: list[Call] = []
         self.most = 0
 
-    def add(self, call: Call) -> None:
-        self.calls.append(call)
-        self.seen.append(call)
-
-    def step(self) -> list[tuple[Call, Answer]]:
-        self.most = max(self.most, len(self.calls))
-        ended, self.calls = self.calls[::-1], []
+    def step(self, calls: list[Call]) -> list[tuple[Call, Answer]]:
+        self.seen += calls
+        self.most = max(self.most, len(calls))
+        ended = calls[::-1]
+        calls.clear()
         return [(call, named(call)) for call in ended]
 
 
@@ -125,13 +122,13 @@ class TestWalk:
 
     def test_what_can_run_side_by_side_does(self) -> None:
         engine = Engine()
-        run_stepping([FORKING], 1, 60.0, engine)
+        run_stepping([FORKING], 1, 60.0, engine.step)
         assert engine.most == 2
 
     def test_a_join_waits_for_branches_of_which_nothing_is_said(self) -> None:
         plan: Plan = [["fork", 0, [1]], ["gen", 1, "a", 1, None], ["join", 0, [1]], ["gen", 0, "end", 1, None]]
         engine = Engine()
-        run_stepping([plan], 1, 60.0, engine)
+        run_stepping([plan], 1, 60.0, engine.step)
         assert [call.name for call in engine.seen] == ["a", "end"]
         assert engine.most == 1
 
@@ -143,7 +140,7 @@ class TestWalk:
         plans = [FORKING, FORKING]
         found = [
             prompts_of(plans)[1],
-            run_stepping(plans, 2, 60.0, Engine()),
+            run_stepping(plans, 2, 60.0, Engine().step),
             asyncio.run(run(plans, 2, 60.0, answer)),
         ]
         assert [[sorted(values) for values in each["programs"]] for each in found] == [
@@ -164,7 +161,7 @@ class TestWalk:
     def test_no_more_than_so_many_programs_at_once(self) -> None:
         single: Plan = [["text", 0, ["A"]], ["gen", 0, "x", 1, None]]
         engine = Engine()
-        result = run_stepping([single] * 5, 2, 60.0, engine)
+        result = run_stepping([single] * 5, 2, 60.0, engine.step)
         assert engine.most == 2
         assert all(result["programs"])
 
@@ -198,13 +195,13 @@ class TestPriming:
             ["gen", 2, "b", 1, None],
         ]
         engine = Engine()
-        run_stepping([plan], 1, 60.0, engine)
+        run_stepping([plan], 1, 60.0, engine.step)
         assert [call.is_prime for call in engine.seen] == [True, False, False]
         assert engine.seen[0].prompt == LONG
 
     def test_a_short_text_is_not(self) -> None:
         engine = Engine()
-        run_stepping([FORKING], 1, 60.0, engine)
+        run_stepping([FORKING], 1, 60.0, engine.step)
         assert not any(call.is_prime for call in engine.seen)
 
     def test_nor_one_that_a_generation_has_computed(self) -> None:
@@ -216,7 +213,7 @@ class TestPriming:
             ["gen", 2, "b", 1, None],
         ]
         engine = Engine()
-        run_stepping([plan], 1, 60.0, engine)
+        run_stepping([plan], 1, 60.0, engine.step)
         assert not any(call.is_prime for call in engine.seen)
 
     def test_heads_of_several_programs(self) -> None:
@@ -226,7 +223,7 @@ class TestPriming:
         plans = [program(LONG, "1"), program(LONG, "2"), program("own " * PRIMED_CHARS, "3"), program("short", "4")]
         assert shared_heads([*plans, program("short", "5")]) == [LONG]
         engine = Engine()
-        result = run_stepping(plans, 4, 60.0, engine)
+        result = run_stepping(plans, 4, 60.0, engine.step)
         assert [call.prompt for call in engine.seen if call.is_prime] == [LONG]
         assert engine.seen[0].is_prime
         assert all(result["programs"])
@@ -238,7 +235,7 @@ class TestPriming:
     def test_one_by_one_nothing_is_computed_before(self) -> None:
         plan: Plan = [["text", 0, [LONG]], ["gen", 0, "x", 1, None]]
         engine = Engine()
-        run_stepping([plan, plan], 1, 60.0, engine)
+        run_stepping([plan, plan], 1, 60.0, engine.step)
         assert [call.is_prime for call in engine.seen] == [False, False]
 
 

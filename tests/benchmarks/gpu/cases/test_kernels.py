@@ -9,10 +9,10 @@ pytest.importorskip("triton")
 
 from bough.benchmarks.gpu.cases import kernels as gpu_kernels
 from bough.benchmarks.gpu.cases.attention import make_inputs, reference
-from bough.benchmarks.gpu.cases.problem import AbsentError, Settings
+from bough.benchmarks.gpu.cases.problem import AbsentError, Settings, measure
 from bough.benchmarks.gpu.cases.timing import relative_error
 from bough.benchmarks.gpu.roofline import Heads
-from bough.benchmarks.gpu.worker import family_cases
+from bough.benchmarks.gpu.worker import problems_of
 from bough.kernels.attention.plan import planner
 from bough.kernels.attention.plan.tree_cost import Machine
 from bough.kernels.attention.plan.tree_plan import TreePlanner
@@ -26,8 +26,8 @@ FAMILIES = (
 
 @pytest.mark.parametrize("family", ["kernels:decode", "kernels:extend", "layers:small", "layers:linear"])
 def test_every_row_of_a_family_is_right(family):
-    for case in family_cases(family, QUICK):
-        *_, row = case.run()
+    for problem in problems_of(family, QUICK):
+        *_, row = measure(problem, QUICK)
         assert row.us is not None and row.us > 0
         assert row.err is not None and row.err < (5e-2 if row.cfg.get("kind") == "fp8" else 1e-4)
         assert row.pct_floor is None or 0 < row.pct_floor < 150
@@ -35,14 +35,14 @@ def test_every_row_of_a_family_is_right(family):
 
 def test_cublas_has_a_time_beside_every_product():
     """It multiplies the weight as it is, and is not held to the rounded one."""
-    rows = [list(case.run())[-1] for case in family_cases("layers:linear", QUICK)]
+    rows = [list(measure(problem, QUICK))[-1] for problem in problems_of("layers:linear", QUICK)]
     assert {row.cfg["kind"] for row in rows} == {"bf16", "invariant", "fp8", "int8", "int4"}
     assert all(row.peers.get("cublas") is not None for row in rows)
 
 
 def test_the_sampler_draws_the_references_tokens():
-    labels = {case.label: case for case in family_cases("layers:sampler", QUICK)}
-    *_, row = labels["sampler 3 greedy, mask"].run()
+    labels = {problem.label: problem for problem in problems_of("layers:sampler", QUICK)}
+    *_, row = measure(labels["sampler 3 greedy, mask"], QUICK)
     assert row.us is not None and row.us > 0
 
 
@@ -68,7 +68,7 @@ def test_a_tree_is_read_as_a_tree(monkeypatch):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_full_sizes_are_listed_and_distinct(family):
-    labels = [case.label for case in family_cases(family, Settings("cuda"))]
+    labels = [problem.label for problem in problems_of(family, Settings("cuda"))]
     assert labels and len(labels) == len(set(labels))
 
 
