@@ -38,11 +38,10 @@ from ..runtime.runner.native_runner import NativeRunner
 from ..runtime.runner.runner import Batch, LogitsRunner
 from ..runtime.runner.torch_runner import ModelRunner
 from ..runtime.tokenizer.load import load_tokenizer
-from .harness.report import figures_table, number
+from .harness.report import figures_table, number, say
 from .peers.contest import judge, start_peer
-from .peers.environments import PeerError, make_environment, peers_folder, say
-from .peers.models import KINDS, make_model
-from .peers.process import Side
+from .peers.environments import KINDS, make_environment, make_model, peers_folder
+from .peers.process import PeerError, Side
 from .workloads.prose import PASSAGE, TEXTS
 
 _CHUNK = 256  # tokens of one forward pass

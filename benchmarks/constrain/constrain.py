@@ -18,9 +18,8 @@ from ...runtime.protocol.config import EngineConfig
 from ...runtime.protocol.errors import RequestError
 from ...runtime.tokenizer.load import load_tokenizer
 from ..harness.pictures import write_picture
-from ..harness.report import describe_machine, machine_line, now, versions, write_json, write_text
-from ..peers.environments import PeerError
-from ..peers.process import OURS
+from ..harness.report import describe_machine, machine_line, now, say, versions, write_json, write_text
+from ..peers.process import OURS, PeerError
 from .cases import SchemaCase, choices, maskbench_cases, maskbench_folder, regular_cases, suite_cases, suite_folder
 from .contest import Contestant, contest, engine_command, write_vocabulary
 from .generate import measure_speed, sample_masks, sample_model
@@ -71,7 +70,7 @@ class _Bench:
             for name in chosen:
                 started = time.perf_counter()
                 getattr(self, name)()
-                print(f"{name}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
+                say(f"{name}: {time.perf_counter() - started:.0f} s")
                 write_json(self.arguments.json, self.report)
         finally:
             if self.llm is not None:

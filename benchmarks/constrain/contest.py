@@ -13,8 +13,7 @@ import msgspec
 
 from ...constrain import Vocabulary
 from ..harness.report import share
-from ..peers.environments import PeerError
-from ..peers.process import OURS, Side, side_command
+from ..peers.process import OURS, PeerError, Side, side_command
 from .cases import SchemaCase
 
 START_S = 120.0

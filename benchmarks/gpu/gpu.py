@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -18,10 +17,9 @@ from pathlib import Path
 import msgspec
 
 from ...runtime.protocol.errors import BoughError, RequestError
-from ..harness.report import describe_machine, now, nvidia_smi, write_json, write_text
+from ..harness.report import describe_machine, now, nvidia_smi, say, write_json, write_text
 from ..harness.shapes import SHAPES
-from ..peers.environments import PeerError
-from ..peers.process import OURS, Side, side_command
+from ..peers.process import OURS, PeerError, Side, side_command
 from .models import Comparison
 from .rows import Report, Row, table
 
@@ -162,12 +160,12 @@ class Run:
         self.report.add(row)
         self._keep()
         time_text = "" if row.us is None else f"{row.us:,.1f} us"
-        print(f"{time.time() - self._begun:5.0f} s  {row.sec} {row.label()}  {time_text} {row.note}", file=sys.stderr)
+        say(f"{time.time() - self._begun:5.0f} s  {row.sec} {row.label()}  {time_text} {row.note}")
 
     def _skip(self, line: str) -> None:
         self.report.skipped.append(line)
         self._keep()
-        print(f"{time.time() - self._begun:5.0f} s  skipped {line}", file=sys.stderr)
+        say(f"{time.time() - self._begun:5.0f} s  skipped {line}")
 
     def _keep(self) -> None:
         self.report.elapsed_s = time.time() - self._begun

@@ -13,8 +13,7 @@ from statistics import median
 
 from ...runtime.checkpoints.config import ModelConfig
 from ..harness.shapes import shape, write_folder
-from ..peers.environments import PeerError
-from ..peers.process import OURS, Side, side_command
+from ..peers.process import OURS, PeerError, Side, side_command
 from .roofline import decode_step_s, kv_bytes
 from .rows import Row
 

@@ -11,6 +11,7 @@ import math
 import os
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -160,6 +161,11 @@ def _output(*command: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return result.stdout.strip() or None
+
+
+def say(line: str) -> None:
+    """Tells on standard error what is being done."""
+    print(line, file=sys.stderr, flush=True)
 
 
 # -- Files -------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,7 @@ from ...runtime.protocol.errors import BoughError
 from ...runtime.tokenizer.load import load_tokenizer
 from ..harness.models import write_light_model
 from ..harness.pictures import BLUE, GREEN, ORANGE, PALE_BLUE, Chart, write_picture
-from ..harness.report import cells_table, describe_machine, now, versions, write_json, write_text
+from ..harness.report import cells_table, describe_machine, now, say, versions, write_json, write_text
 from ..harness.server_process import ServerProcess
 from ..workloads.programs import WORKLOADS, Size
 from . import contests
@@ -252,11 +251,11 @@ async def _measure_all(
 ) -> None:
     tokenizer, size = load_tokenizer(source), Size(plan.scale, max(plan.levels))
     for workload in [make(size) for name, make in WORKLOADS.items() if name in chosen]:
-        print(f"{results.name}, {workload.name}", file=sys.stderr, flush=True)
+        say(f"{results.name}, {workload.name}")
         found = await measure_workload(server, tokenizer, workload, levels=plan.levels, num_rounds=plan.num_rounds)
         results.workloads.append(found)
     for contest, setting in _fights(plan) if "contests" in chosen else []:
-        print(f"{results.name}, {contest.name}, {setting.name}", file=sys.stderr, flush=True)
+        say(f"{results.name}, {contest.name}, {setting.name}")
         watch = contest is contests.CONTESTS[0] and setting is contests.LONG_ANSWERS
         how: Any = {"at_once": plan.at_once, "num_rounds": plan.num_rounds, "watch": watch}
         results.contests.append(await contests.measure_contest(server, contest, setting, **how))

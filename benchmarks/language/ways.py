@@ -22,7 +22,7 @@ from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..harness.measure import IDS, collect, traced
 from ..harness.server_process import ServerProcess
 from ..harness.wire import Wire
-from ..peers.plan import plan_of, written
+from ..peers.programs import plan_of, written
 from ..peers.sides.peer_walk import Answer, Call, echoed_scores
 from ..peers.sides.peer_walk import run as walk
 from ..workloads.programs import Workload

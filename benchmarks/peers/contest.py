@@ -1,4 +1,5 @@
-"""One peer from its environment to its rows: set up, fresh processes, rounds, quality."""
+"""Rounds in which our engine and a peer's take turns, be it on prompts or programs; and one peer from its environment
+to its rows: set up, fresh processes, rounds, quality."""
 
 from __future__ import annotations
 
@@ -11,13 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..harness.report import say
 from ..workloads.prompts import Prompts, PromptWorkload, RoundTime, Sizes, count
 from ..workloads.prose import PASSAGE
-from .environments import PeerError, make_environment, say
-from .models import KINDS, make_model
-from .process import OURS, Side, side_command
-from .report import FLOAT32, PeerReport, Quality, Starts, row_of, start_rows
-from .rounds import Key, Pairs, Turns, Work
+from .environments import KINDS, make_environment, make_model
+from .process import OURS, PeerError, Side, side_command
+from .report import FLOAT32, Made, Pairs, PeerReport, Quality, Starts, row_of, start_rows
 
 _MAX_STARTS = 3
 _START_SHARE = 0.3  # of a peer's time, for fresh processes
@@ -27,6 +27,74 @@ _NUM_SCORED = 1500  # tokens of the passage
 _NUMBERS_OF_A_PEER = 10_000  # more rounds than any peer has: all have prompts of their own
 _WARM_UP_TOKENS = 8
 _STRIDE = 4  # of positions, where an engine tells its choice only by generating
+_MORE_THAN_BEFORE = 1.2  # a round is begun if there is time for one that takes so much longer
+
+REST_S = 0.5
+"""After each turn: what a side still does once it has answered does not run beside the other."""
+
+Key = tuple[str, ...]
+"""Name of what is played, in parts: a workload of prompts, or one of programs and its level."""
+
+Work = Callable[[Side], Made]
+"""Job of each side in a round."""
+
+
+class OursFailedError(PeerError):
+    """Failure of our own side."""
+
+
+class Turns:
+    """Two sides that do the same work in turn; who begins changes from round to round.
+
+    deadline  in `time.monotonic` seconds: what would not end before is left out
+    """
+
+    def __init__(self, ours: Side, theirs: Side, deadline: float) -> None:
+        self.ours, self.theirs = ours, theirs
+        self.deadline = deadline
+        self._took: dict[Key, float] = {}
+
+    def play(
+        self, contests: Mapping[Key, Pairs[Made]], num_rounds: int, prepare: Callable[[Key], Work[Made] | None]
+    ) -> None:
+        """Rounds of every contest, `num_rounds` at most, each once before any a second time.
+
+        What the peer fails at is noted, and not tried again; what we fail at is an error of ours.
+
+        prepare   makes the work of a round, new for each; None: this one is not worth it
+
+        Raises:
+            OursFailedError: our side failed.
+        """
+        for number in range(num_rounds):
+            for key, pairs in contests.items():
+                if self._allows(key, number, pairs) and (work := prepare(key)) is not None:
+                    say(f"{self.theirs.name}: {', '.join(key)}")
+                    self._round(key, number, pairs, work)
+
+    def _allows(self, key: Key, number: int, pairs: Pairs[Made]) -> bool:
+        """Tells whether there can be a round of that number; why not is noted."""
+        left_s = self.deadline - time.monotonic()
+        pairs.note = pairs.note or self.theirs.ended
+        if not pairs.note and (left_s <= 0 or self._took.get(key, 0.0) * _MORE_THAN_BEFORE > left_s):
+            pairs.note = f"no time for more than {number} rounds"
+        return not pairs.note
+
+    def _round(self, key: Key, number: int, pairs: Pairs[Made], work: Work[Made]) -> None:
+        started = time.monotonic()
+        found: dict[str, Made] = {}
+        for side in (self.ours, self.theirs) if number % 2 == 0 else (self.theirs, self.ours):
+            try:
+                found[side.name] = work(side)
+            except (PeerError, ValueError) as error:
+                if side is self.ours:
+                    raise OursFailedError(f"{', '.join(key)}: {error}") from error
+                pairs.note = str(error)
+                return
+            time.sleep(REST_S)
+        pairs.ours.append(found[self.ours.name])
+        pairs.theirs.append(found[self.theirs.name])
+        self._took[key] = time.monotonic() - started
 
 
 @dataclass(frozen=True)

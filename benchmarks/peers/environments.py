@@ -1,6 +1,7 @@
-"""Environments of peers: a virtual environment each, made once by pip, kept in the cache folder of `bough pull`.
+"""Environments of peers, and the model's files as each wants them: made once, kept in the cache folder of `bough pull`.
 
-What is installed in each stands in one table of pinned requirements.
+An environment is made by pip; what is installed in each stands in one table of pinned requirements. All forms of a
+model are made of the same GGUF file.
 """
 
 from __future__ import annotations
@@ -11,14 +12,18 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from ...runtime.checkpoints.fetch import default_cache
-from ...runtime.protocol.errors import BoughError
+from ...runtime.checkpoints.gguf_file import GGUFFile
+from ...runtime.models.load import locate
+from ...runtime.tokenizer.load import read_gguf_tokenizer
+from ..harness.report import say
+from .process import PeerError
 
 TORCH = "torch==2.13.0"
 """The release that our own tests run on: by itself first, so that `$TORCH_INDEX_URL` can say where its build for CPUs
@@ -53,15 +58,6 @@ uses before they are configured, which ends the process; torchvision, torchaudio
 removed because they come built for another torch than one for CPUs."""
 
 
-class PeerError(BoughError):
-    """A peer cannot be measured: its environment, model or process could not be had. The text says why."""
-
-
-def say(line: str) -> None:
-    """Tells on standard error what is being done."""
-    print(line, file=sys.stderr, flush=True)
-
-
 def make_environment(name: str, python: str | None = None) -> Path:
     """The interpreter of an environment of RECIPES, made first, by `python` or by this one, if it is not there.
 
@@ -80,7 +76,9 @@ def make_environment(name: str, python: str | None = None) -> Path:
     run_command([base, "-m", "venv", str(folder)], log)
     pip = [str(interpreter), "-m", "pip"]
     for requirements in recipe.steps:
-        install = ["install", "--disable-pip-version-check", "--progress-bar", "off", *_where(requirements)]
+        index = os.environ.get("TORCH_INDEX_URL") if requirements == (TORCH,) else None
+        where = ["--index-url", index] if index else []
+        install = ["install", "--disable-pip-version-check", "--progress-bar", "off", *requirements, *where]
         run_command([*pip, *install], log, recipe.variables)
     if recipe.removed:
         run_command([*pip, "uninstall", "--yes", *recipe.removed], log)
@@ -92,8 +90,11 @@ def make_environment(name: str, python: str | None = None) -> Path:
 def environment_folder(name: str, recipe: Recipe, python: str) -> Path:
     """Folder of the environment: its name changes with what is in it and with the interpreter."""
     content = json.dumps([asdict(recipe), os.path.realpath(python)], sort_keys=True, default=dict)
-    digest = hashlib.sha256(content.encode()).hexdigest()[:10]
-    return peers_folder() / f"{name}-{digest}"
+    return peers_folder() / f"{name}-{_digest(content)}"
+
+
+def _digest(content: str) -> str:
+    return hashlib.sha256(content.encode()).hexdigest()[:10]
 
 
 def peers_folder() -> Path:
@@ -129,7 +130,86 @@ def run_command(command: Sequence[str], log: Path, variables: Mapping[str, str] 
             raise PeerError(f"{what} took too long; its output is in {log}") from error
 
 
-def _where(requirements: Sequence[str]) -> list[str]:
-    """The requirements, with the index to ask where torch alone is wanted and the user has named one for it."""
-    index = os.environ.get("TORCH_INDEX_URL") if tuple(requirements) == (TORCH,) else None
-    return [*requirements, *(["--index-url", index] if index else [])]
+# -- Models ------------------------------------------------------------------------------------------------------------
+
+KINDS = {"llama.cpp": "gguf", "openvino": "openvino-int8", "vllm": "folder", "transformers": "folder"}
+"""Form of the model for each peer: the GGUF file, a folder in bfloat16, or OpenVINO's own with weights in int8."""
+
+_CONVERT = """
+import pathlib, sys, torch, transformers
+source, target = map(pathlib.Path, sys.argv[1:])
+where = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
+packed = getattr(transformers, "GgufConfig", None)  # of releases that would keep the blocks, which cannot be saved
+plain = {"quantization_config": packed(dequantize=True)} if packed else {}
+model = transformers.AutoModelForCausalLM.from_pretrained(**where, **plain, dtype=torch.bfloat16)
+model.save_pretrained(target)
+transformers.AutoTokenizer.from_pretrained(**where).save_pretrained(target)
+"""
+"""Script for a peer's interpreter: makes of a GGUF file a folder as transformers has it, weights in bfloat16."""
+
+
+def make_model(kind: str, model: str, interpreter: Path) -> Path:
+    """The model's files in a form of KINDS.
+
+    model        a name or path of a GGUF file, as the engine takes it
+    interpreter  of the peer's environment: what conversion needs is in it
+
+    Raises:
+        PeerError: the model is no GGUF file, or could not be converted.
+    """
+    source = locate(model)
+    if not source.is_file():
+        raise PeerError(f"{model} is no .gguf file, which is what peers' models are made of")
+    if kind == "gguf":
+        return source
+    target = model_folder(source) / kind
+    command = [str(interpreter), "-P"]
+    if kind == "folder":
+        command += ["-c", _CONVERT, str(source.resolve())]
+    else:
+        folder = make_model("folder", model, interpreter)
+        command += ["-m", "optimum.commands.optimum_cli", "export", "openvino", "--model", str(folder)]
+        command += ["--task", "text-generation-with-past", "--weight-format", "int8"]
+
+    def convert(part: Path) -> None:
+        say(f"making {kind}")
+        run_command([*command, str(part)], target.with_name(f"{kind}.log"), {"HF_HUB_OFFLINE": "1"})
+
+    return _made_once(target, convert)
+
+
+def _made_once(target: Path, make: Callable[[Path], None]) -> Path:
+    """The folder `target`, made under another name first if it is not there."""
+    if not target.is_dir():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(target.name + ".part")
+        shutil.rmtree(part, ignore_errors=True)
+        make(part)
+        os.replace(part, target)
+    return target
+
+
+def model_folder(source: Path) -> Path:
+    """Folder of the forms of a file: its name changes with the file."""
+    facts = source.stat()
+    text = f"{source.resolve()} {facts.st_size} {facts.st_mtime_ns}"
+    return peers_folder() / "models" / f"{source.stem}-{_digest(text)}"
+
+
+def make_tokenizer(source: Path, target: Path) -> Path:
+    """The folder `target` with the tokenizer of a GGUF file, made if it is not there.
+
+    Raises:
+        PeerError: the tokenizer is of a kind that this does not write.
+    """
+
+    from ..harness.models import write_tokenizer  # needs torch
+
+    def write(part: Path) -> None:
+        parts = read_gguf_tokenizer(GGUFFile(source))
+        if not parts.byte_level:
+            raise PeerError("the model's tokenizer is none of bytes, which is what peers' tokenizers are written for")
+        part.mkdir()
+        write_tokenizer(parts, part)
+
+    return _made_once(target, write)

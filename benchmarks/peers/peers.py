@@ -19,8 +19,8 @@ from ...runtime.tokenizer.load import load_tokenizer
 from ..harness.report import describe_machine, now, versions, write_json, write_text
 from ..workloads.prompts import QUICK, Prompts, Sizes, workloads
 from .contest import PeerRun, measure_peer, measure_quality_of_ours
-from .environments import PeerError, peers_folder
-from .models import KINDS
+from .environments import KINDS, peers_folder
+from .process import PeerError
 from .programs import measure as measure_programs
 from .report import PeerReport, tables
 

@@ -14,12 +14,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .environments import PeerError
+from ...runtime.protocol.errors import BoughError
 from .sides import peer_side
 
 OURS = "bough"
 
 _GRACE_S = 3.0
+
+
+class PeerError(BoughError):
+    """A peer cannot be measured: its environment, model or process could not be had. The text says why."""
 
 
 class Side:

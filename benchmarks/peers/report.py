@@ -6,11 +6,46 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from ..harness.report import table
 from ..workloads.prompts import RoundTime
-from .rounds import Pairs
+
+
+class Rated(Protocol):
+    """Result of a side's work in a round."""
+
+    @property
+    def rate(self) -> float: ...
+
+
+Made = TypeVar("Made", bound=Rated)
+
+
+@dataclass
+class Pairs(Generic[Made]):
+    """The rounds of two sides so far: `ours[i]` and `theirs[i]` are of the same work.
+
+    note   why there are no more
+    """
+
+    ours: list[Made] = field(default_factory=list)
+    theirs: list[Made] = field(default_factory=list)
+    note: str = ""
+
+    @property
+    def ratios(self) -> list[float]:
+        """Ratios of ours to theirs, a round each: by rates, since answers may differ in length."""
+        return [ours.rate / theirs.rate for ours, theirs in zip(self.ours, self.theirs, strict=True)]
+
+    @property
+    def ratio(self) -> float:
+        return median(self.ratios)
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Medians of ours and theirs."""
+        return median(each.rate for each in self.ours), median(each.rate for each in self.theirs)
 
 
 @dataclass

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bough.benchmarks import perplexity
-from bough.benchmarks.peers.environments import PeerError
+from bough.benchmarks.peers.process import PeerError
 from bough.benchmarks.perplexity import log_probabilities, run
 from bough.benchmarks.workloads.prose import PASSAGE, TEXTS
 from bough.cli import bench

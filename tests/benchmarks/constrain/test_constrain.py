@@ -12,7 +12,7 @@ import pytest
 
 from bough.benchmarks.constrain.cases import Instance, SchemaCase, choices, maskbench_cases, regular_cases, suite_cases
 from bough.benchmarks.constrain.contest import Contestant, Score, contest, engine_command, write_vocabulary
-from bough.benchmarks.peers.environments import PeerError
+from bough.benchmarks.peers.process import PeerError
 from bough.benchmarks.peers.sides.peer_masks import MaskEngine, PeerVocabulary, State
 from bough.cli import bench
 from bough.constrain import Vocabulary

@@ -14,22 +14,21 @@ from typing import Any
 
 import pytest
 
+from bough.benchmarks.peers import contest as peer_contest
 from bough.benchmarks.peers import environments as peer_environments
-from bough.benchmarks.peers import models as peer_models
 from bough.benchmarks.peers import peers
-from bough.benchmarks.peers import rounds as peer_rounds
-from bough.benchmarks.peers.contest import PeerRun, judge, prompt_rounds, take_turns
+from bough.benchmarks.peers.contest import Key, PeerRun, Turns, judge, prompt_rounds, take_turns
 from bough.benchmarks.peers.environments import (
     RECIPES,
     TORCH,
-    PeerError,
     Recipe,
     environment_folder,
     make_environment,
     run_command,
 )
-from bough.benchmarks.peers.process import Side, side_command
+from bough.benchmarks.peers.process import PeerError, Side, side_command
 from bough.benchmarks.peers.report import (
+    Pairs,
     PeerReport,
     PeerRow,
     Quality,
@@ -38,7 +37,6 @@ from bough.benchmarks.peers.report import (
     start_rows,
     tables,
 )
-from bough.benchmarks.peers.rounds import Key, Pairs, Turns
 from bough.benchmarks.peers.sides import peer_side
 from bough.benchmarks.workloads.prompts import QUICK, Prompts, PromptWorkload, RoundTime, Sizes, count, workloads
 from bough.cli import bench
@@ -96,7 +94,7 @@ class FakeSide(Side):
 
 @pytest.fixture(autouse=True)
 def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_rounds, "REST_S", 0.0)
+    monkeypatch.setattr(peer_contest, "REST_S", 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +119,11 @@ def fake(tmp_path):
 
 
 def test_every_engine_has_a_recipe_and_a_form_of_the_model():
-    assert set(RECIPES) - {"clients", "sglang"} == set(peer_models.KINDS) == set(peer_side.KINDS["prompts"]) - {"bough"}
+    assert (
+        set(RECIPES) - {"clients", "sglang"}
+        == set(peer_environments.KINDS)
+        == set(peer_side.KINDS["prompts"]) - {"bough"}
+    )
     for name, recipe in RECIPES.items():
         pinned = ["==" in requirement for step in recipe.steps for requirement in step]
         assert all(pinned) or (name in ("clients", "sglang") and any(pinned))
@@ -184,9 +186,9 @@ def test_a_command_that_fails_names_its_log(tmp_path, monkeypatch, code, message
 
 
 def test_only_files_are_made_into_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(peer_models, "locate", lambda model: tmp_path)
+    monkeypatch.setattr(peer_environments, "locate", lambda model: tmp_path)
     with pytest.raises(PeerError, match=r"no \.gguf file"):
-        peer_models.make_model("folder", "thing", Path(sys.executable))
+        peer_environments.make_model("folder", "thing", Path(sys.executable))
 
 
 def test_a_form_is_made_once_and_of_another(tmp_path, monkeypatch):
@@ -198,13 +200,13 @@ def test_a_form_is_made_once_and_of_another(tmp_path, monkeypatch):
         made.append(log.name)
         Path(command[-1]).mkdir()
 
-    monkeypatch.setattr(peer_models, "locate", lambda model: source)
-    monkeypatch.setattr(peer_models, "run_command", run)
+    monkeypatch.setattr(peer_environments, "locate", lambda model: source)
+    monkeypatch.setattr(peer_environments, "run_command", run)
     for _ in range(2):
-        found = peer_models.make_model("openvino-int8", "m", Path("python"))
+        found = peer_environments.make_model("openvino-int8", "m", Path("python"))
         assert found.is_dir() and found.name == "openvino-int8"
     assert made == ["folder.log", "openvino-int8.log"]
-    assert peer_models.make_model("gguf", "m", Path("python")) == source
+    assert peer_environments.make_model("gguf", "m", Path("python")) == source
 
 
 # The protocol

@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from bough.benchmarks.peers.environments import PeerError
-from bough.benchmarks.peers.process import Side, side_command
+from bough.benchmarks.peers.process import PeerError, Side, side_command
 
 
 @pytest.fixture

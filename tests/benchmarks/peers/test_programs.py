@@ -10,18 +10,22 @@ from typing import Any
 
 import pytest
 
-from bough.benchmarks.peers import rounds as peer_rounds
-from bough.benchmarks.peers.plan import Found, Level, Plans, ProgramSizes, check
+from bough.benchmarks.peers import contest as peer_contest
 from bough.benchmarks.peers.programs import (
     BEST,
     BEST_CLIENT,
     WORKLOAD,
+    Found,
+    Level,
+    Plans,
+    ProgramSizes,
     Results,
     best_peer,
+    check,
     failures,
     rows_of,
 )
-from bough.benchmarks.peers.rounds import Pairs
+from bough.benchmarks.peers.report import Pairs
 from bough.benchmarks.peers.sides import peer_side
 from bough.benchmarks.peers.sides.peer_bough import BoughClient
 from bough.benchmarks.peers.sides.peer_walk import (
@@ -60,7 +64,7 @@ FORKING: Plan = [
 
 @pytest.fixture(autouse=True)
 def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_rounds, "REST_S", 0.0)
+    monkeypatch.setattr(peer_contest, "REST_S", 0.0)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bough.benchmarks.peers.plan import Found, check
+from bough.benchmarks.peers.programs import Found, check
 from bough.benchmarks.peers.sides.peer_walk import Plan
 
 PLAN: Plan = [
