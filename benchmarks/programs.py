@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from typing import Any
 
 from tqdm import tqdm
@@ -12,7 +11,7 @@ from ..runtime.client.client import EngineClient
 from ..runtime.client.local import LocalClient
 from ..runtime.protocol.config import EngineConfig
 from ..runtime.runner.host import num_threads
-from .harness.measure import Measurement, best_hit_rate, measure
+from .harness.measure import best_hit_rate, measure
 from .harness.pictures import BLUE, GREY, ORANGE, PALE_BLUE, PALE_ORANGE, Chart, write_picture
 from .harness.report import describe_machine, figures_table, now, write_json
 from .workloads.programs import WORKLOADS, Size, Workload
@@ -64,7 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _measure_all(workloads: dict[str, Workload], model: str) -> dict[str, dict[str, Any]]:
     """Each workload in each mode: name -> {"best_hit_rate", "outputs_equal", "modes": {mode: numbers}}."""
-    measurements: dict[str, dict[str, Measurement]] = {name: {} for name in workloads}
+    modes: dict[str, dict[str, dict[str, float]]] = {name: {} for name in workloads}
+    outputs: dict[str, set[tuple[tuple[str, ...], ...]]] = {name: set() for name in workloads}
     best: dict[str, float] = {}
     num_programs = sum(len(workload.programs) for workload in workloads.values())
     with tqdm(total=num_programs * len(_MODES), unit="program", disable=None) as bar:
@@ -75,10 +75,9 @@ def _measure_all(workloads: dict[str, Workload], model: str) -> dict[str, dict[s
                 for mode in [mode for mode, (cached, _) in _MODES.items() if cached == caching]:
                     for name, workload in workloads.items():
                         bar.set_description(f"{workload.name} ({mode})")
-                        measurement, runs = measure(
-                            client, workload, concurrency=_MODES[mode][1], on_program=bar.update
-                        )
-                        measurements[name][mode] = measurement
+                        how: Any = {"concurrency": _MODES[mode][1], "on_program": bar.update}
+                        modes[name][mode], runs = measure(client, workload, **how)
+                        outputs[name].add(tuple(run.outputs for run in runs))
                         best.setdefault(name, best_hit_rate(client, runs))
             finally:
                 client.close()
@@ -88,17 +87,11 @@ def _measure_all(workloads: dict[str, Workload], model: str) -> dict[str, dict[s
             "shared": workloads[name].about,
             "programs": len(workloads[name].programs),
             "best_hit_rate": best[name],
-            "outputs_equal": len({measurement.outputs for measurement in modes.values()}) == 1,
-            "modes": {mode: _numbers(measurement) for mode, measurement in modes.items()},
+            "outputs_equal": len(outputs[name]) == 1,
+            "modes": modes[name],
         }
-        for name, modes in measurements.items()
+        for name in workloads
     }
-
-
-def _numbers(measurement: Measurement) -> dict[str, Any]:
-    numbers = asdict(measurement)
-    del numbers["outputs"]
-    return {**numbers, "hit_rate": measurement.hit_rate, "output_tokens_per_s": measurement.throughput}
 
 
 def _table(workloads: dict[str, Workload], results: dict[str, dict[str, Any]]) -> str:

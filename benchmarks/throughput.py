@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
+import json
 import statistics
 import time
 from typing import Any
 
-import httpx
 import torch
 
 from ..runtime.checkpoints.checkpoint import GGUFCheckpoint
@@ -21,6 +21,7 @@ from ..runtime.protocol.errors import BoughError, ModelError
 from ..runtime.tokenizer.load import load_tokenizer
 from .harness.report import write_json
 from .harness.server_process import ServerProcess
+from .harness.wire import Wire
 from .workloads.prose import Prose
 
 REQUESTS = 16
@@ -86,17 +87,14 @@ async def _complete_all(server: ServerProcess, prompts: list[list[int]], *, num_
         RuntimeError: an answer has not as many tokens as were asked for.
     """
     options = {"model": server.model, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True}
-    async with httpx.AsyncClient(base_url=server.url, timeout=600.0) as client:
-
-        async def complete(prompt: list[int]) -> None:
-            response = await client.post("/v1/completions", json={"prompt": prompt, **options})
-            response.raise_for_status()
-            if (found := response.json()["usage"]["completion_tokens"]) != num_tokens:
-                raise RuntimeError(f"asked for {num_tokens} tokens, got {found}")
-
+    bodies = [json.dumps({"prompt": prompt, **options}).encode() for prompt in prompts]
+    async with Wire(server.url) as wire:
         started = time.perf_counter()
-        await asyncio.gather(*(complete(prompt) for prompt in prompts))
-        return time.perf_counter() - started
+        answers = await asyncio.gather(*(wire.post("/v1/completions", body) for body in bodies))
+        elapsed_s = time.perf_counter() - started
+    if short := {n for answer in answers if (n := answer["usage"]["completion_tokens"]) != num_tokens}:
+        raise RuntimeError(f"asked for {num_tokens} tokens, got {short}")
+    return elapsed_s
 
 
 class TransformersReference:

@@ -30,39 +30,21 @@ class ProgramRun:
     ops: tuple[Op, ...]
     pieces: tuple[Piece, ...]
     values: tuple[Value, ...]
-    usage: Usage
-    num_requests: int
+    done: Done
     latency_s: float
 
-
-@dataclass(frozen=True)
-class Measurement:
-    """One workload in one mode. `outputs` are all values, in the order of programs, branches and instructions."""
-
-    num_requests: int
-    prompt_tokens: int
-    cached_tokens: int
-    computed_tokens: int
-    output_tokens: int
-    elapsed_s: float
-    p50_s: float
-    p99_s: float
-    outputs: tuple[str, ...]
-
     @property
-    def hit_rate(self) -> float:
-        return self.cached_tokens / self.prompt_tokens
-
-    @property
-    def throughput(self) -> float:
-        """Output tokens a second."""
-        return self.output_tokens / self.elapsed_s
+    def outputs(self) -> tuple[str, ...]:
+        """Its values, in the order of branches and instructions."""
+        return tuple(value.text for value in sorted(self.values, key=lambda value: (value.branch, value.name)))
 
 
 def measure(
     client: EngineClient, workload: Workload, *, concurrency: int, on_program: Callable[[], None]
-) -> tuple[Measurement, list[ProgramRun]]:
-    """Runs all programs, `concurrency` at a time, on an emptied cache. `on_program` is called as each ends.
+) -> tuple[dict[str, float], list[ProgramRun]]:
+    """Runs all programs, `concurrency` at a time, on an emptied cache: the numbers of a report, and the runs.
+
+    `on_program` is called as each ends.
 
     Raises:
         EngineError: a program failed, or the engine is busy with something else.
@@ -74,20 +56,21 @@ def measure(
     started = time.perf_counter()
     runs = asyncio.run(gather_limited(jobs, concurrency))
     elapsed_s = time.perf_counter() - started
-    usage = sum((run.usage for run in runs), Usage())
+    usage = sum((run.done.usage for run in runs), Usage())
     p50_s, p99_s = percentiles([run.latency_s for run in runs], 50, 99)
-    measurement = Measurement(
-        num_requests=sum(run.num_requests for run in runs),
-        prompt_tokens=usage.prompt_tokens,
-        cached_tokens=usage.cached_tokens,
-        computed_tokens=client.stats().computed_tokens_total - computed_before,
-        output_tokens=usage.completion_tokens,
-        elapsed_s=elapsed_s,
-        p50_s=p50_s,
-        p99_s=p99_s,
-        outputs=tuple(value.text for run in runs for value in sorted(run.values, key=lambda v: (v.branch, v.name))),
-    )
-    return measurement, runs
+    numbers = {
+        "num_requests": sum(run.done.requests for run in runs),
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "computed_tokens": client.stats().computed_tokens_total - computed_before,
+        "output_tokens": usage.completion_tokens,
+        "elapsed_s": elapsed_s,
+        "p50_s": p50_s,
+        "p99_s": p99_s,
+        "hit_rate": usage.cached_tokens / usage.prompt_tokens,
+        "output_tokens_per_s": usage.completion_tokens / elapsed_s,
+    }
+    return numbers, runs
 
 
 def best_hit_rate(client: EngineClient, runs: Sequence[ProgramRun]) -> float:
@@ -117,7 +100,7 @@ async def _run(client: EngineClient, ops: tuple[Op, ...], on_program: Callable[[
     pieces, values, done = await collect(client.arun(Program(id=f"bench-{next(IDS)}", ops=ops, trace=True)))
     latency_s = time.perf_counter() - started
     on_program()
-    return ProgramRun(ops, tuple(pieces), tuple(values), done.usage, done.requests, latency_s)
+    return ProgramRun(ops, tuple(pieces), tuple(values), done, latency_s)
 
 
 async def collect(events: AsyncIterator[ProgramEvent]) -> tuple[list[Piece], list[Value], Done]:

@@ -4,11 +4,16 @@ the processor that it needs."""
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import time
 from collections.abc import AsyncIterator, Mapping
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
+
+from ...runtime.protocol.errors import EngineError
+
+_OK = 200
 
 
 class Connection(NamedTuple):
@@ -89,6 +94,18 @@ class Wire:
         except BaseException:
             connection.writer.transport.abort()
             raise
+
+    async def post(self, path: str, body: bytes) -> Any:
+        """The JSON that a request of JSON is answered with.
+
+        Raises:
+            EngineError: it is an error, as the API tells one.
+        """
+        answer = await self.ask("POST", path, body)
+        found = json.loads(await answer.read())
+        if answer.status != _OK:
+            raise EngineError(found["error"]["message"], code=found["error"]["code"])
+        return found
 
     def keep(self, connection: Connection) -> None:
         """Takes back a connection whose answer is complete."""

@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 
 from ...lang.backends.http import HttpBackend
-from ...runtime.protocol.errors import EngineError
 from ...runtime.protocol.program import Fork, Gen, Op, Piece, Program, RoleBegin, RoleEnd, Select, Text
 from ...runtime.protocol.program import walk as all_ops
 from ...runtime.tokenizer.tokenizer import Tokenizer
@@ -33,7 +32,6 @@ Place = tuple[int, str]
 """A value, by its branch and name."""
 
 TIMEOUT_S = 600.0
-_OK = 200
 
 
 @dataclass
@@ -112,29 +110,19 @@ class GenByGen:
         if record is not None:
             tokens = self._tokenizer.encode_prompt(call.prompt, special=True)
             record.prompts[place] = tuple(self._tokenizer.texts(tokens))
+        body: dict[str, Any] = {"model": self._model, "prompt": call.prompt, **options_of(call)}
         if call.choices:
-            return await self._select(call, record)
-        answer = await self._post({"model": self._model, "prompt": call.prompt, **options_of(call)}, record)
-        return str(answer["choices"][0]["text"])
-
-    async def _select(self, call: Call, record: Record | None) -> str:
-        prompts = [call.prompt + choice for choice in call.choices]
-        answer = await self._post(
-            {"model": self._model, "prompt": prompts, "max_tokens": 0, "echo": True, "logprobs": 0}, record
-        )
-        scores = echoed_scores(len(call.prompt), answer)
-        return call.choices[scores.index(max(scores))]
-
-    async def _post(self, body: dict[str, Any], record: Record | None) -> Any:
+            prompts = [call.prompt + choice for choice in call.choices]
+            body = {"model": self._model, "prompt": prompts, "max_tokens": 0, "echo": True, "logprobs": 0}
         content = json.dumps(body).encode()
-        answer = await self._wire.ask("POST", "/v1/completions", content)
-        found = json.loads(await answer.read())
-        if answer.status != _OK:
-            raise EngineError(found["error"]["message"], code=found["error"]["code"])
+        answer = await self._wire.post("/v1/completions", content)
         if record is not None:
             record.send(content, texts_in(body))
-            record.tokenised += found["usage"]["prompt_tokens"]
-        return found
+            record.tokenised += answer["usage"]["prompt_tokens"]
+        if not call.choices:
+            return str(answer["choices"][0]["text"])
+        scores = echoed_scores(len(call.prompt), answer)
+        return call.choices[scores.index(max(scores))]
 
 
 _MESSAGE = re.compile("\x02(\\w+)\x03([^\x02\x04]*)\x04?")
