@@ -54,7 +54,6 @@ ENTRY_POINTS = frozenset({
     "constrain/workers/worker.py", "kernels/compile_check.py", "lang/backends/testing.py",
     "runtime/client/engine_process.py", *(f"cli/{command}.py" for command in COMMANDS),
     *(f"benchmarks/{name}.py" for name in ("programs", "speculation", "step", "throughput")),
-    "benchmarks/gpu/worker.py",
     *(f"benchmarks/gpu/cases/{name}.py" for name in ("ceilings", "kernels", "layers")),
 })  # fmt: skip
 """Modules that are started by name: with `python -m`, as pytest's plugin, as commands of `bough`, as benchmarks."""

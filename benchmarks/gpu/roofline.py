@@ -100,12 +100,22 @@ def sampler(num_rows: int, vocab_size: int, *, masked: bool, itemsize: int = 2) 
 # -- A whole model -----------------------------------------------------------------------------------------------------
 
 
+def projections(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Inputs and outputs of a layer's projections, and of the head."""
+    hidden, heads, inner = config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size
+    return {
+        "qkv": (hidden, heads + 2 * config.num_kv_heads * config.head_dim),
+        "out": (heads, hidden),
+        "gate_up": (hidden, 2 * inner),
+        "down": (inner, hidden),
+        "head": (hidden, config.vocab_size),
+    }
+
+
 def linear_parameters(config: ModelConfig) -> tuple[int, int]:
     """Weights of all layers' projections, and of the head. The embedding is a look-up: it is not streamed."""
-    hidden, heads = config.hidden_size, config.num_heads
-    qkv = hidden * (heads + 2 * config.num_kv_heads) * config.head_dim
-    layer = qkv + heads * config.head_dim * hidden + 3 * hidden * config.intermediate_size
-    return config.num_layers * layer, config.vocab_size * hidden
+    *layer, head = (num_inputs * num_outputs for num_inputs, num_outputs in projections(config).values())
+    return config.num_layers * sum(layer), head
 
 
 def kv_bytes(config: ModelConfig) -> int:

@@ -21,6 +21,7 @@ from ....kernels.linear.select import select_few_rows, select_product
 from ....kernels.sampling.reference import SampleRows, SampleTables
 from ....kernels.sampling.reference import sample_rows as sample_reference
 from ....kernels.sampling.sample import SampleWorkspace, sample_rows
+from ...harness.shapes import shape
 from .. import roofline
 from .problem import Launch, Problem, Settings, poison
 
@@ -183,17 +184,10 @@ def _sampler(settings: Settings, batch: int, kind: str) -> Problem[SampleInputs]
 # -- Weight products -------------------------------------------------------------------------------------------------
 
 
-_WEIGHTS = {  # name -> inputs, outputs
-    "0.6b qkv": (1024, 4096),
-    "0.6b out": (2048, 1024),
-    "0.6b gate_up": (1024, 6144),
-    "0.6b down": (3072, 1024),
-    "0.6b head": (1024, 151_936),
-    "8b qkv": (4096, 6144),
-    "8b out": (4096, 4096),
-    "8b gate_up": (4096, 24_576),
-    "8b down": (12_288, 4096),
-    "8b head": (4096, 151_936),
+_WEIGHTS = {
+    f"{size} {name}": sizes
+    for size in ("0.6b", "8b")
+    for name, sizes in roofline.projections(shape(f"qwen3-{size}")).items()
 }
 _IN_ALL_KINDS = ("tiny", "0.6b gate_up", "8b gate_up", "8b down")  # the others, of plain numbers alone
 

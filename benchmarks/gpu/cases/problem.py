@@ -1,18 +1,28 @@
-"""One kernel at one size: ours and others' on the same inputs, checked once against a reference, then timed in turn."""
+"""One kernel at one size: ours and others' on the same inputs, checked once against a reference, then timed in turn.
+
+Launches run in CUDA graphs between events, on inputs that rotate so that no cache serves them. A family of kernels has
+a process of its own, which `gpu.py` starts and asks for one row after the other: a kernel that reads out of bounds ends
+the process's CUDA context, and a peer may crash. That costs the family's rows from there on, and no others.
+"""
 
 from __future__ import annotations
 
+import gc
+import importlib
 import math
+import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import Any, Generic, TypeVar
 
+import msgspec
 import torch
 
 from ..roofline import Work
 from ..rows import Row
-from .timing import num_input_sets, relative_error, time_calls
 
 Inputs = TypeVar("Inputs")
 Launch = Callable[[], torch.Tensor]
@@ -146,3 +156,124 @@ def _error(out: torch.Tensor, expected: torch.Tensor | None, max_error: float) -
 def poison(out: torch.Tensor) -> torch.Tensor:
     """Fills an output with NaN (or the least integer), so that what is not written shows."""
     return out.fill_(math.nan if out.is_floating_point() else torch.iinfo(out.dtype).min)
+
+
+# -- Times -------------------------------------------------------------------------------------------------------------
+
+Call = Callable[[], object]
+
+COLD_BYTES = 200e6
+"""Inputs rotate over more than this: three times the largest L2 cache in use."""
+
+_MAX_SETS = 64
+_GRAPH_S = 3e-3  # a replay holds at least so much work, beside which its own start is small
+_MAX_LAUNCHES = 512
+
+
+def num_input_sets(num_bytes: float, *, quick: bool) -> int:
+    """Number of input sets, of so many bytes each, to rotate over. Tiny ones stay in the cache, as in a model."""
+    return 2 if quick else max(1, min(_MAX_SETS, math.ceil(COLD_BYTES / num_bytes)))
+
+
+def time_calls(calls: Sequence[Call], *, device: str, target_s: float = 0.12) -> list[float]:
+    """Seconds of one call, repeatedly, taking turns among `calls`, which do the same on different inputs."""
+    if torch.device(device).type != "cuda":  # a few by the host's clock: enough to see that the path works
+        return [_on_host(call) for call in [*calls, *calls][:4]]
+    for call in calls:  # compiles, and makes what is made once
+        call()
+    torch.cuda.synchronize()
+    single_s = max(_sample(lambda: _run(calls, 1), 1)[0] / len(calls), 1e-6)
+    rounds = max(1, min(math.ceil(_GRAPH_S / (single_s * len(calls))), _MAX_LAUNCHES // len(calls)))
+    try:
+        replay = _capture(calls, rounds)
+    except (RuntimeError, NotImplementedError):  # it waits for the device, or allocates in a way graphs refuse
+        torch.cuda.synchronize()
+        replay = partial(_run, calls, rounds)
+    for _ in range(2):
+        replay()
+    once_s = max(_sample(replay, 1)[0], 1e-6)
+    samples = _sample(replay, max(7, min(60, int(target_s / once_s))))
+    return [sample / (rounds * len(calls)) for sample in samples]
+
+
+def relative_error(out: torch.Tensor, reference: torch.Tensor) -> float:
+    """||out - reference|| / ||reference||, in float64; infinite if anything is not a number."""
+    out, reference = out.double(), reference.double().to(out.device)
+    if out.shape != reference.shape or not bool(torch.isfinite(out).all()):
+        return math.inf
+    return float((out - reference).norm() / reference.norm().clamp_min(1e-30))
+
+
+def _on_host(call: Call) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def _run(calls: Sequence[Call], rounds: int) -> None:
+    for _ in range(rounds):
+        for call in calls:
+            call()
+
+
+def _capture(calls: Sequence[Call], rounds: int) -> Call:
+    stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # what a library makes for each stream is made before the capture
+        _run(calls, 1)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        _run(calls, rounds)
+    return graph.replay
+
+
+def _sample(call: Call, count: int) -> list[float]:
+    """Seconds between events around each of `count` calls."""
+    event: Callable[[], torch.cuda.Event] = partial(torch.cuda.Event, enable_timing=True)
+    pairs = [(event(), event()) for _ in range(count)]
+    for start, stop in pairs:
+        start.record()
+        call()
+        stop.record()
+    torch.cuda.synchronize()
+    return [start.elapsed_time(stop) / 1e3 for start, stop in pairs]
+
+
+# -- A family ----------------------------------------------------------------------------------------------------------
+
+
+class Family:
+    """Problems, one after the other. `options`: family, device, quick, deadline (in seconds of time.time())."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._told = _measured(options["family"], Settings(options["device"], options["quick"]), options["deadline"])
+
+    def measure(self) -> dict[str, Any]:
+        """The next row, or the reason why there is none; None at the end."""
+        return {"told": msgspec.to_builtins(next(self._told, None))}
+
+
+def problems_of(family: str, settings: Settings) -> list[Problem[Any]]:
+    """The problems of a family, named `module` or `module:argument`."""
+    module, _, argument = family.partition(":")
+    found: list[Problem[Any]] = importlib.import_module(f".{module}", __package__).FAMILIES[argument](settings)
+    return found
+
+
+def _measured(family: str, settings: Settings, deadline: float) -> Iterator[Row | str]:
+    for problem in problems_of(family, settings):
+        label = f"{family}/{problem.label}"
+        if time.time() > deadline:
+            yield f"{label}: no time"
+            continue
+        try:
+            yield from measure(problem, settings)
+        except Exception as error:  # noqa: BLE001  whatever a kernel raises is this problem's result
+            traceback.print_exc()
+            reason = str(error).splitlines()[0] if str(error) else ""
+            yield f"{label}: {type(error).__name__}: {reason}"
+        gc.collect()
+        if settings.device != "cpu":
+            torch.cuda.synchronize()  # raises if this process cannot use the device any more
+            torch.cuda.empty_cache()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from bough.benchmarks.gpu.cases.attention import PAGE_SIZE, distinct_tokens, make_inputs, plain_paths, reference
+from bough.benchmarks.gpu.cases.kernels import PAGE_SIZE, distinct_tokens, make_inputs, plain_paths, reference
 from bough.benchmarks.gpu.roofline import Heads
 from bough.kernels.attention.interface import AttentionLayer, KVShape, SharedPrefix
 

@@ -8,11 +8,9 @@ from ....support.triton_interpreter import DEVICE
 pytest.importorskip("triton")
 
 from bough.benchmarks.gpu.cases import kernels as gpu_kernels
-from bough.benchmarks.gpu.cases.attention import make_inputs, reference
-from bough.benchmarks.gpu.cases.problem import AbsentError, Settings, measure
-from bough.benchmarks.gpu.cases.timing import relative_error
+from bough.benchmarks.gpu.cases.kernels import make_inputs, reference
+from bough.benchmarks.gpu.cases.problem import AbsentError, Settings, measure, problems_of, relative_error
 from bough.benchmarks.gpu.roofline import Heads
-from bough.benchmarks.gpu.worker import problems_of
 from bough.kernels.attention.plan import planner
 from bough.kernels.attention.plan.tree_cost import Machine
 from bough.kernels.attention.plan.tree_plan import TreePlanner

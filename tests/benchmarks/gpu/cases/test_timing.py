@@ -6,8 +6,16 @@ from statistics import median
 import pytest
 import torch
 
-from bough.benchmarks.gpu.cases.problem import AbsentError, Problem, Settings, measure, poison
-from bough.benchmarks.gpu.cases.timing import num_input_sets, relative_error, time_calls
+from bough.benchmarks.gpu.cases.problem import (
+    AbsentError,
+    Problem,
+    Settings,
+    measure,
+    num_input_sets,
+    poison,
+    relative_error,
+    time_calls,
+)
 from bough.benchmarks.gpu.roofline import Work
 
 CPU = Settings("cpu", quick=True)
