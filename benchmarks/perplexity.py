@@ -60,25 +60,21 @@ _NATIVES = tuple(
 class WeightQuality:
     """One kind of weights against the reference of the same model.
 
-    perplexity        exp of the mean negative log-likelihood of the text's tokens but the first
-    ratio             of it to the reference's
-    agreement         share of positions at which the most likely token is the reference's
-    divergence        mean Kullback-Leibler divergence of its next-token distributions from the reference's, in nats;
-                      None: it tells of none
-    bits              of a weight of the projections on average, scales included; None: not known
-    mean, p99, most   distance of the log-probabilities of the text's tokens from the reference's: on average, in all
-                      but a hundredth of the tokens, and at most
     bits_per_token    the text's mean negative log-likelihood in bits
     """
 
     kind: str
-    perplexity: float
-    ratio: float
-    agreement: float
+    perplexity: float  # exp of the mean negative log-likelihood of the text's tokens but the first
+    ratio: float  # of it to the reference's
+    agreement: float  # share of positions at which the most likely token is the reference's
+    # mean Kullback-Leibler divergence of its next-token distributions from the reference's, in nats; None: it tells of
+    # none
     divergence: float | None
-    bits: float | None
+    bits: float | None  # of a weight of the projections on average, scales included; None: not known
     num_tokens: int
     seconds: float
+    # mean, p99, most: distance of the log-probabilities of the text's tokens from the reference's: on average, in all
+    # but a hundredth of the tokens, and at most
     mean: float
     p99: float
     most: float

@@ -22,25 +22,19 @@ _IMPOSSIBLE = ("satisf", "schema is false", "schema false", "empty language")
 
 
 class Outcome(msgspec.Struct):
-    """An engine's outcome on a case.
-
-    compile_ms  until the schema was ready or refused
-    over        (index, place, reason) of valid instances that were not accepted; the place is a token or a byte
-    under       indices of invalid instances that were
-    impossible  it was refused since no value satisfies it
-    mask_us     times of each mask
-    """
+    """An engine's outcome on a case."""
 
     group: str
     name: str
-    compile_ms: float
+    compile_ms: float  # until the schema was ready or refused
     num_instances: int
     refused: str | None = None
+    # (index, place, reason) of valid instances that were not accepted; the place is a token or a byte
     over: list[tuple[int, int, str]] = []
-    under: list[int] = []
-    mask_us: list[float] = []
+    under: list[int] = []  # indices of invalid instances that were
+    mask_us: list[float] = []  # times of each mask
     num_valid: int = 0
-    impossible: bool = False
+    impossible: bool = False  # it was refused since no value satisfies it
 
     @classmethod
     def of(

@@ -36,19 +36,13 @@ class Times(msgspec.Struct):
 
 
 class Standing(msgspec.Struct):
-    """An engine over a set of cases.
-
-    impossible      refused since no value satisfies the schema, says the engine; right if that is so
-    annotated       right ones without the file in which `format` is an annotation, and how many there are
-    compile_ms      of what was compiled; refused in no time does not count as fast
-    mask_us         of all masks; times are None where there are none
-    """
+    """An engine over a set of cases."""
 
     score: Score
-    impossible: int
-    annotated: Score
-    compile_ms: Times | None
-    mask_us: Times | None
+    impossible: int  # refused since no value satisfies the schema, says the engine; right if that is so
+    annotated: Score  # right ones without the file in which `format` is an annotation, and how many there are
+    compile_ms: Times | None  # of what was compiled; refused in no time does not count as fast
+    mask_us: Times | None  # of all masks; times are None where there are none
 
     @classmethod
     def of(cls, outcomes: Sequence[Outcome]) -> Standing:

@@ -65,23 +65,17 @@ Times = dict[str, list[tuple[float, float]]]
 
 @dataclass
 class Comparison:
-    """Every workload on one model, ours and each peer in turn. A peer that is absent, fails or hangs has no time.
-
-    peers     engine -> interpreter that has it
-    emit      gets a row whenever there is a new time
-    scale     shrinks the workloads; 1 is full size
-    skipped   what was left out, and why
-    """
+    """Every workload on one model, ours and each peer in turn. A peer that is absent, fails or hangs has no time."""
 
     model: str
-    peers: Mapping[str, str]
+    peers: Mapping[str, str]  # engine -> interpreter that has it
     device: str
     log: Path
     deadline: float
-    emit: Callable[[Row], None]
-    scale: float = 1.0
+    emit: Callable[[Row], None]  # gets a row whenever there is a new time
+    scale: float = 1.0  # shrinks the workloads; 1 is full size
     environment: Mapping[str, str] = field(default_factory=dict)
-    skipped: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)  # what was left out, and why
     _found: dict[str, Times] = field(default_factory=dict)
 
     def run(self) -> list[str]:

@@ -14,36 +14,24 @@ from .roofline import Work
 
 
 class Row(msgspec.Struct, kw_only=True):
-    """One thing measured.
+    """One thing measured."""
 
-    sec           C ceilings, K kernels, M whole models beside peers
-    cfg           what distinguishes rows of one name
-    us            median time in microseconds; None: not measured, `note` says why
-    us_p90        of the repetitions
-    bytes, flops  the least that must be moved and done; floor_us is their time on a fixed machine (tree_cost.H200)
-    pct_floor     100 floor_us / us
-    pct_ceiling   the same against the ceilings measured in this run
-    peers         the same work by others, in microseconds; None: absent, or it failed
-    ratio_peer    the best peer's time over ours: above 1 ours is faster
-    err           relative error norm against a float32 reference
-    noise         difference of two measurements of this row, relative to the faster
-    value, unit   what the row is about where that is no time ("tok/s")
-    """
-
-    sec: str
+    sec: str  # C ceilings, K kernels, M whole models beside peers
     name: str
-    cfg: dict[str, Any] = {}
-    us: float | None = None
-    us_p90: float | None = None
+    cfg: dict[str, Any] = {}  # what distinguishes rows of one name
+    us: float | None = None  # median time in microseconds; None: not measured, `note` says why
+    us_p90: float | None = None  # of the repetitions
+    # bytes, flops: the least that must be moved and done; floor_us is their time on a fixed machine (tree_cost.H200)
     bytes: float | None = None
     flops: float | None = None
     floor_us: float | None = None
-    pct_floor: float | None = None
-    pct_ceiling: float | None = None
-    peers: dict[str, float | None] = {}
-    ratio_peer: float | None = None
-    err: float | None = None
-    noise: float | None = None
+    pct_floor: float | None = None  # 100 floor_us / us
+    pct_ceiling: float | None = None  # the same against the ceilings measured in this run
+    peers: dict[str, float | None] = {}  # the same work by others, in microseconds; None: absent, or it failed
+    ratio_peer: float | None = None  # the best peer's time over ours: above 1 ours is faster
+    err: float | None = None  # relative error norm against a float32 reference
+    noise: float | None = None  # difference of two measurements of this row, relative to the faster
+    # value, unit: what the row is about where that is no time ("tok/s")
     value: float | None = None
     unit: str = ""
     note: str = ""

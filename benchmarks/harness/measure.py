@@ -124,16 +124,11 @@ async def collect(events: AsyncIterator[ProgramEvent]) -> tuple[list[Piece], lis
 
 @dataclass(frozen=True)
 class Sent:
-    """A request, with its tokens in any hashable form.
+    """A request, with its tokens in any hashable form."""
 
-    tokens          of the prompt, and after it what was computed as it was generated
-    num_prompt      how many of them are the prompt
-    num_matchable   how many could come from a cache: the rest is computed for the sake of its logits
-    """
-
-    tokens: tuple[str, ...]
-    num_prompt: int
-    num_matchable: int
+    tokens: tuple[str, ...]  # of the prompt, and after it what was computed as it was generated
+    num_prompt: int  # how many of them are the prompt
+    num_matchable: int  # how many could come from a cache: the rest is computed for the sake of its logits
 
 
 def fewest_computed(requests: Iterable[Sent]) -> int:

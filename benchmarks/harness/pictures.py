@@ -25,20 +25,14 @@ _TOP, _AXIS, _MARGIN, _PLOT, _ROW = 30, 40, 16, 360, 28
 
 @dataclass(frozen=True)
 class Chart:
-    """Rows from the top down, each with values by the names of their bars.
-
-    unit      of the values, below the axis
-    colours   of bars by their names, in the order in which a row has them
-    stacked   bars of a row lie end to end; else below each other
-    log       the axis has equal factors in place of equal steps
-    """
+    """Rows from the top down, each with values by the names of their bars."""
 
     title: str
-    unit: str
+    unit: str  # of the values, below the axis
     rows: Mapping[str, Mapping[str, float]]
-    colours: Mapping[str, str]
-    stacked: bool = False
-    log: bool = False
+    colours: Mapping[str, str]  # of bars by their names, in the order in which a row has them
+    stacked: bool = False  # bars of a row lie end to end; else below each other
+    log: bool = False  # the axis has equal factors in place of equal steps
 
     @property
     def size(self) -> tuple[float, float]:

@@ -31,27 +31,21 @@ _ANSWERS = re.compile(r'^bough_http_responses_total\{path="(/v1/[^"]*)",status="
 
 @dataclass(frozen=True)
 class Counters:
-    """Counts of a server since its start, or between two moments.
+    """Counts of a server since its start, or between two moments."""
 
-    num_requests     HTTP requests to the API
-    prompt_tokens    of all generations; of these, `cached_tokens` were found in the prefix cache
-    computed_tokens  that went through the model
-    num_steps        forward passes
-    step_s           seconds in steps of the engine: of them `forward_s` in the model itself, `mask_s` waiting for
-                     constraints, `sample_s` drawing tokens
-    front_cpu_s      processor seconds of the process that speaks HTTP and tokenises; 0 where the system does not tell
-    """
-
-    num_requests: int = 0
-    prompt_tokens: int = 0
+    num_requests: int = 0  # HTTP requests to the API
+    prompt_tokens: int = 0  # of all generations; of these, `cached_tokens` were found in the prefix cache
     cached_tokens: int = 0
-    computed_tokens: int = 0
+    computed_tokens: int = 0  # that went through the model
     generated_tokens: int = 0
-    num_steps: int = 0
+    num_steps: int = 0  # forward passes
+    # seconds in steps of the engine: of them `forward_s` in the model itself, `mask_s` waiting for constraints,
+    # `sample_s` drawing tokens
     step_s: float = 0.0
     forward_s: float = 0.0
     mask_s: float = 0.0
     sample_s: float = 0.0
+    # processor seconds of the process that speaks HTTP and tokenises; 0 where the system does not tell
     front_cpu_s: float = 0.0
 
     def __sub__(self, other: Counters) -> Counters:

@@ -149,16 +149,14 @@ REACT = Contest("ReAct, tool in the engine", programs.react, react)
 
 @dataclass(frozen=True)
 class ContestResult:
-    """Rounds by side. `num_same` of the programs said the same on both sides; None where they cannot.
-
-    batches   of one more round of each side: how many generations ran, by seconds; empty if nobody looked
-    """
+    """Rounds by side. `num_same` of the programs said the same on both sides; None where they cannot."""
 
     name: str
     setting: str
     at_once: int
     rounds: dict[str, WayRounds]
     num_same: int | None
+    # of one more round of each side: how many generations ran, by seconds; empty if nobody looked
     batches: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
 
     @property

@@ -162,19 +162,14 @@ _TOOLS = "from bough.benchmarks.language.programs import search\n"
 
 @dataclass(frozen=True)
 class Plan:
-    """Measurements with one model: the one named, or with `light` one that costs next to nothing.
-
-    levels      programs at once, for the workloads
-    at_once     the same, for the programs by hand
-    few         only some of those
-    """
+    """Measurements with one model: the one named, or with `light` one that costs next to nothing."""
 
     light: bool
-    levels: tuple[int, ...]
-    at_once: int
+    levels: tuple[int, ...]  # programs at once, for the workloads
+    at_once: int  # the same, for the programs by hand
     num_rounds: int
     scale: float
-    few: bool = False
+    few: bool = False  # only some of those
 
 
 _PLANS = (

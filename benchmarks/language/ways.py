@@ -36,20 +36,15 @@ TIMEOUT_S = 600.0
 
 @dataclass
 class Record:
-    """Record of what one run of one program sent, and was answered: by a way's `run` its values, with `full` all of it.
+    """Texts that one run of one program sent, and was answered: values by any `run`, the rest with `full` alone."""
 
-    values      the text of each value
-    prompts     the texts of the tokens that each was generated after
-    num_bytes   of the bodies of all requests
-    texts       that were in them, for the server to tokenise or to make messages of
-    tokenised   tokens that the server made of texts
-    """
-
-    values: dict[Place, str] = field(default_factory=dict)
+    values: dict[Place, str] = field(default_factory=dict)  # the text of each value
+    # the texts of the tokens that each was generated after
     prompts: dict[Place, tuple[str, ...]] = field(default_factory=dict)
-    num_bytes: int = 0
+    num_bytes: int = 0  # of the bodies of all requests
+    # that were in them, for the server to tokenise or to make messages of
     texts: list[str] = field(default_factory=list)
-    tokenised: int = 0
+    tokenised: int = 0  # tokens that the server made of texts
 
     def send(self, body: bytes, texts: Iterable[str]) -> None:
         self.num_bytes += len(body)
@@ -235,14 +230,13 @@ class Traffic:
 class Agreement:
     """Values beside those of the same programs as one request.
 
-    same        as they are there
     retokenised generated after the same text, or one that differs because of this, but after other tokens
-    different   generated after the same tokens: two were about equally likely, and the last bits of sums depend on the
-                batch; or something is wrong
     """
 
-    same: int
+    same: int  # as they are there
     retokenised: int
+    # generated after the same tokens: two were about equally likely, and the last bits of sums depend on the batch; or
+    # something is wrong
     different: int
 
 

@@ -99,28 +99,21 @@ class Turns:
 
 @dataclass(frozen=True)
 class PeerRun:
-    """Settings of a run, for all its parts.
-
-    extras        of "start", "quality", "programs": which to measure
-    limit_s       seconds for each peer, beside making its environment and model and loading
-    log           gets what all processes print
-    settings      of ours: fields of EngineConfig
-    peers         those that were chosen
-    """
+    """Settings of a run, for all its parts."""
 
     model: str
     prompts: Prompts
     sizes: Sizes
     workloads: Sequence[PromptWorkload]
-    extras: set[str]
+    extras: set[str]  # of "start", "quality", "programs": which to measure
     num_rounds: int
     threads: int
-    limit_s: float
+    limit_s: float  # seconds for each peer, beside making its environment and model and loading
     python: str | None
-    log: Path
+    log: Path  # gets what all processes print
     quick: bool = False
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    peers: Sequence[str] = tuple(KINDS)
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of ours: fields of EngineConfig
+    peers: Sequence[str] = tuple(KINDS)  # those that were chosen
 
     @property
     def passage(self) -> list[int]:

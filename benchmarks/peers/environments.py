@@ -35,18 +35,13 @@ _READY = "ready.json"
 
 @dataclass(frozen=True)
 class Recipe:
-    """Recipe of an environment.
+    """Recipe of an environment."""
 
-    steps      requirements of one `pip install` after the other
-    removed    packages that come along and are uninstalled afterwards
-    variables  set while pip runs: what packages that are compiled look at
-    imports    modules that must be importable in the end
-    """
-
-    steps: tuple[tuple[str, ...], ...]
-    removed: tuple[str, ...] = ()
+    steps: tuple[tuple[str, ...], ...]  # requirements of one `pip install` after the other
+    removed: tuple[str, ...] = ()  # packages that come along and are uninstalled afterwards
+    # set while pip runs: what packages that are compiled look at
     variables: Mapping[str, str] = field(default_factory=dict)
-    imports: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()  # modules that must be importable in the end
 
 
 RECIPES = msgspec.json.decode(Path(__file__).with_name("recipes.json").read_bytes(), type=dict[str, Recipe])

@@ -60,19 +60,13 @@ QUICK_SIZES = ProgramSizes(0.05, (Level("4 at once", 4, 4), Level(ONE_BY_ONE, 1,
 
 @dataclass(frozen=True)
 class Found:
-    """Result of a side with a batch of programs.
+    """Result of a side with a batch of programs."""
 
-    seconds       for those that it finished, which may be fewer than it was given
-    num_tokens    generated, those of choices not counted
-    num_short     generations of other lengths than asked for
-    num_matching  of `num_patterned` answers under a regular expression, those that satisfy it
-    """
-
-    seconds: float
+    seconds: float  # for those that it finished, which may be fewer than it was given
     num_programs: int
-    num_tokens: int
-    num_short: int
-    num_matching: int
+    num_tokens: int  # generated, those of choices not counted
+    num_short: int  # generations of other lengths than asked for
+    num_matching: int  # of `num_patterned` answers under a regular expression, those that satisfy it
     num_patterned: int
 
     @property
@@ -197,17 +191,14 @@ _SLOT_TOKENS = 1024
 
 @dataclass(frozen=True)
 class Peer:
-    """`about` says in a few words what is run, `environment` in which of RECIPES, `engine` what computes.
-
-    limited   answers one call after the other, so that a part of the programs says how fast it is
-    driven    step by step in its own process, by our interpreter of plans: faster than a server, nothing one can have
-    """
+    """`about` says in a few words what is run, `environment` in which of RECIPES, `engine` what computes."""
 
     name: str
     about: str
     environment: str
     engine: str = "llama.cpp"
-    limited: bool = False
+    limited: bool = False  # answers one call after the other, so that a part of the programs says how fast it is
+    # step by step in its own process, by our interpreter of plans: faster than a server, nothing one can have
     driven: bool = False
 
 

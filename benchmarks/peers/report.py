@@ -24,14 +24,11 @@ Made = TypeVar("Made", bound=Rated)
 
 @dataclass
 class Pairs(Generic[Made]):
-    """The rounds of two sides so far: `ours[i]` and `theirs[i]` are of the same work.
-
-    note   why there are no more
-    """
+    """The rounds of two sides so far: `ours[i]` and `theirs[i]` are of the same work."""
 
     ours: list[Made] = field(default_factory=list)
     theirs: list[Made] = field(default_factory=list)
-    note: str = ""
+    note: str = ""  # why there are no more
 
     @property
     def ratios(self) -> list[float]:
@@ -50,19 +47,15 @@ class Pairs(Generic[Made]):
 
 @dataclass
 class PeerRow:
-    """A line of the table: one workload against one peer.
-
-    ratios     of each round: how many times as fast ours was
-    ours, theirs   what each reached, in words
-    note       what a reader has to know, or why there is no ratio
-    """
+    """A line of the table: one workload against one peer."""
 
     workload: str
     peer: str
-    ratios: list[float] = field(default_factory=list)
+    ratios: list[float] = field(default_factory=list)  # of each round: how many times as fast ours was
+    # ours, theirs: what each reached, in words
     ours: str = ""
     theirs: str = ""
-    note: str = ""
+    note: str = ""  # what a reader has to know, or why there is no ratio
 
     @property
     def ratio(self) -> float | None:
@@ -81,14 +74,10 @@ class Starts:
 
 @dataclass(frozen=True)
 class Quality:
-    """Scores of a side for a text, token by token.
+    """Scores of a side for a text, token by token."""
 
-    logprobs   of each token after the first, if the side tells them
-    likeliest  position -> the token that it would choose after so many
-    """
-
-    logprobs: tuple[float, ...]
-    likeliest: dict[int, int]
+    logprobs: tuple[float, ...]  # of each token after the first, if the side tells them
+    likeliest: dict[int, int]  # position -> the token that it would choose after so many
 
     @property
     def perplexity(self) -> float | None:

@@ -19,13 +19,10 @@ from .prose import Prose
 
 @dataclass(frozen=True)
 class Size:
-    """Scales a workload: the number of programs with `scale`, the lengths in words and tokens with its root.
-
-    num_programs   about as many, whatever the scale
-    """
+    """Scales a workload: the number of programs with `scale`, the lengths in words and tokens with its root."""
 
     scale: float = 1.0
-    num_programs: int | None = None
+    num_programs: int | None = None  # about as many, whatever the scale
 
     def programs(self, standard: int, *, least: int = 2) -> int:
         return self.num_programs or self.count(standard, least=least)

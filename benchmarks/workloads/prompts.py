@@ -58,29 +58,22 @@ QUICK = Sizes(
 
 @dataclass(frozen=True)
 class PromptWorkload:
-    """Something that is timed.
-
-    job       of `peer_side.JOBS`
-    make      its arguments for a round of that number; no two rounds have prompts in common
-    counts    the tokens that a rate is of: computed prompt tokens, or generated ones
-    """
+    """Something that is timed."""
 
     name: str
-    job: Literal["generate", "constrained", "chat", "shared"]
-    make: Maker
+    job: Literal["generate", "constrained", "chat", "shared"]  # of `peer_side.JOBS`
+    make: Maker  # its arguments for a round of that number; no two rounds have prompts in common
+    # the tokens that a rate is of: computed prompt tokens, or generated ones
     counts: Literal["prompt", "output"] = "output"
 
 
 @dataclass(frozen=True)
 class RoundTime:
-    """One round of one side.
-
-    num_valid  answers that satisfy the schema, where there is one
-    """
+    """One round of one side."""
 
     seconds: float
     num_tokens: int
-    num_valid: int | None = None
+    num_valid: int | None = None  # answers that satisfy the schema, where there is one
 
     @property
     def rate(self) -> float:

@@ -32,22 +32,18 @@ Path = Sequence[tuple[Hashable, int]]
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """One launch. `batch` says on the host what `page_table` and `context_len` hold on the device.
-
-    q, out          [T, H, D]          `num_queries` tokens for each of B sequences, their newest
-    keys, values    [num_slots, G, D]  slots that no sequence has hold numbers that would ruin a result
-    page_table      [B, P] int32
-    context_len     [B] int32          queries included
-    """
+    """One launch. `batch` says on the host what `page_table` and `context_len` hold on the device."""
 
     batch: AttentionBatch
     num_queries: int
+    # [T, H, D], queries and outputs: `num_queries` tokens for each of B sequences, their newest
     q: torch.Tensor
     out: torch.Tensor
+    # [num_slots, G, D]: slots that no sequence has hold numbers that would ruin a result
     keys: torch.Tensor
     values: torch.Tensor
-    page_table: torch.Tensor
-    context_len: torch.Tensor
+    page_table: torch.Tensor  # [B, P] int32
+    context_len: torch.Tensor  # [B] int32, queries included
 
     @property
     def scale(self) -> float:

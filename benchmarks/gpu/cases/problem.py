@@ -55,28 +55,23 @@ class AbsentError(Exception):
 class Problem(Generic[Inputs]):
     """A kernel's row before it is measured.
 
-    make        a set of inputs from a seed; a launch moves the bytes of `work`
-    reference   what ours and the peers are to give, in float32 or float64; None: peers may differ from ours
-    of_peers    what peers are to give, where that is something else: they multiply weights that are not rounded
-    check       raises if our output is wrong
-    max_error   relative, of ours; None: what the dtype allows. Peers are held to the same
-    unit        of a ceiling, which is a rate: "B/s" or "FLOP/s"; "": it is a kernel
-    target_s    seconds that all repetitions are to take
     ours, peers bind a kernel to inputs; outputs that they are given are filled with NaN beforehand
     """
 
     name: str
     cfg: Mapping[str, Any]
     work: Work
-    make: Callable[[int], Inputs]
+    make: Callable[[int], Inputs]  # a set of inputs from a seed; a launch moves the bytes of `work`
     ours: Callable[[Inputs], Launch]
     peers: Mapping[str, Callable[[Inputs], Launch]] = field(default_factory=dict)
+    # what ours and the peers are to give, in float32 or float64; None: peers may differ from ours
     reference: Callable[[Inputs], torch.Tensor] | None = None
+    # what peers are to give, where that is something else: they multiply weights that are not rounded
     of_peers: Callable[[Inputs], torch.Tensor] | None = None
-    check: Callable[[Inputs, torch.Tensor], None] | None = None
-    max_error: float | None = None
-    unit: str = ""
-    target_s: float = 0.12
+    check: Callable[[Inputs, torch.Tensor], None] | None = None  # raises if our output is wrong
+    max_error: float | None = None  # relative, of ours; None: what the dtype allows. Peers are held to the same
+    unit: str = ""  # of a ceiling, which is a rate: "B/s" or "FLOP/s"; "": it is a kernel
+    target_s: float = 0.12  # seconds that all repetitions are to take
 
     @property
     def label(self) -> str:

@@ -31,17 +31,13 @@ Entry = tuple[int, int, int, bool]
 
 @dataclass(eq=False)
 class _Work:
-    """A prompt to be continued by `num_tokens`, or of which all tokens from `scored_from` on are scored.
-
-    sampler   of answers under a grammar, which end where it lets them end
-    call      of a program, which the work is for
-    """
+    """A prompt to be continued by `num_tokens`, or of which all tokens from `scored_from` on are scored."""
 
     prompt: list[int]
     num_tokens: int = 0
-    sampler: Any = None
+    sampler: Any = None  # of answers under a grammar, which end where it lets them end
     scored_from: int | None = None
-    call: Call = _NO_CALL
+    call: Call = _NO_CALL  # of a program, which the work is for
     output: list[int] = field(default_factory=list)
     score: float = 0.0
     is_over: bool = False
