@@ -46,9 +46,7 @@ from .workloads.prose import PASSAGE, TEXTS
 
 _CHUNK = 256  # tokens of one forward pass
 _PAGE_SIZE = 16
-_NONE, _STORED, _NATIVE = "none", "stored", "native"
-_KV8 = "-kv8"
-_MIXED, _BFLOAT16 = "mixed", "bfloat16"
+_NONE, _STORED, _NATIVE, _MIXED, _BFLOAT16, _KV8 = "none", "stored", "native", "mixed", "bfloat16", "-kv8"
 _PEER_S = 900.0  # for one text, or until a peer is ready
 _PEER_TOKENS = 8192  # of the longest text that peers read
 _NATIVES = tuple(
@@ -116,7 +114,12 @@ def log_probabilities(
     """
     count = len(tokens)
     num_pages = -(-count // _PAGE_SIZE) + 1
-    runner = _runner(loaded, num_pages, kv_bits)
+    model, device = loaded.model, str(loaded.device)
+    if isinstance(model, NativeDecoder):
+        runner: LogitsRunner = NativeRunner(model, num_pages, _PAGE_SIZE, kv_bits)
+    else:
+        shape = KVShape(model.num_layers, num_pages, _PAGE_SIZE, model.num_kv_heads, model.head_dim, loaded.dtype)
+        runner = ModelRunner(model, select_attention(shape, device), device)
     pages = np.arange(1, num_pages, dtype=np.int32)[None]  # page 0 is nobody's
     nothing = np.empty(0, np.int64)
     found = []
@@ -133,14 +136,6 @@ def log_probabilities(
         assert logits is not None
         found.append(torch.from_numpy(logits).log_softmax(-1))
     return torch.cat(found)
-
-
-def _runner(loaded: LoadedModel, num_pages: int, kv_bits: int) -> LogitsRunner:
-    model = loaded.model
-    if isinstance(model, NativeDecoder):
-        return NativeRunner(model, num_pages, _PAGE_SIZE, kv_bits)
-    shape = KVShape(model.num_layers, num_pages, _PAGE_SIZE, model.num_kv_heads, model.head_dim, loaded.dtype)
-    return ModelRunner(model, select_attention(shape, str(loaded.device)), str(loaded.device))
 
 
 def compare(
@@ -172,9 +167,8 @@ def compare(
         seconds = time.perf_counter() - began
         reference = scores if reference is None else reference
         results.append(_judge(kind, scores, reference, tokens, bits=_mean_bits(loaded), seconds=seconds))
-    if reference is not None and peers:
-        results += [_judge_peer(name, side, reference, tokens) for name, side in peers.items()]
-    return results
+    assert reference is not None
+    return results + [_judge_peer(name, side, reference, tokens) for name, side in (peers or {}).items()]
 
 
 def _load(model: str, kind: str, device: str, dtype: str) -> LoadedModel:
@@ -204,8 +198,7 @@ def _judge(
 ) -> WeightQuality:
     scores = scores.float()
     divergence = 0.0
-    for start in range(0, len(tokens), _CHUNK):  # in pieces: a vocabulary is wide
-        theirs, ours = reference[start : start + _CHUNK], scores[start : start + _CHUNK]
+    for theirs, ours in zip(torch.split(reference, _CHUNK), torch.split(scores, _CHUNK), strict=True):  # it is wide
         divergence += float((theirs.exp() * (theirs - ours)).sum(dtype=torch.float64))
     same = float((scores.argmax(-1) == reference.argmax(-1)).double().mean())
     found, wanted = _of_text(scores, tokens), _of_text(reference, tokens)
@@ -218,9 +211,9 @@ def _judge_peer(name: str, side: Side, reference: torch.Tensor, tokens: Sequence
     seconds = time.perf_counter() - began
     if not told.logprobs:
         raise PeerError(f"{name} tells no log-probabilities of a text")
-    same = [int(reference[at - 1].argmax()) == token for at, token in told.likeliest.items()]
+    same = sum(int(reference[at - 1].argmax()) == token for at, token in told.likeliest.items()) / len(told.likeliest)
     found, wanted = torch.tensor(told.logprobs, dtype=torch.float64), _of_text(reference, tokens)
-    return _quality(name, found, wanted, agreement=sum(same) / len(same), divergence=None, bits=None, seconds=seconds)
+    return _quality(name, found, wanted, agreement=same, divergence=None, bits=None, seconds=seconds)
 
 
 def _of_text(scores: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
@@ -256,7 +249,12 @@ def run(options: argparse.Namespace) -> int:
     asked = {"device": options.device, "dtype": options.dtype, "num_tokens": options.num_tokens}
     try:
         with ExitStack() as stack:
-            peers = {name: stack.enter_context(closing(_start_peer(name, options.model))) for name in options.peers}
+            peers = {}
+            for name in options.peers:
+                interpreter, log = make_environment(name), peers_folder() / "perplexity.log"
+                model_file = make_model(KINDS[name], options.model, interpreter)
+                side = start_peer(name, interpreter, model_file, num_threads(), 1, _PEER_TOKENS, log)
+                peers[name] = stack.enter_context(closing(side))
             for side in peers.values():
                 side.wait_ready(_PEER_S)
             for name in options.texts:
@@ -269,13 +267,6 @@ def run(options: argparse.Namespace) -> int:
         say(str(error))
         return 1
     return 0
-
-
-def _start_peer(name: str, model: str) -> Side:
-    """A peer's engine, for one sequence, loading. Raises PeerError: it cannot be had."""
-    interpreter = make_environment(name)
-    model_file = make_model(KINDS[name], model, interpreter)
-    return start_peer(name, interpreter, model_file, num_threads(), 1, _PEER_TOKENS, peers_folder() / "perplexity.log")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -40,14 +40,9 @@ def run(arguments: argparse.Namespace) -> int:
     workloads = {name: WORKLOADS[name](size) for name in arguments.only or WORKLOADS}
     results = _measure_all(workloads, arguments.model)
     print(_table(workloads, results))
-    report = {
-        "model": arguments.model,
-        "scale": size.scale,
-        "time": now(),
-        "machine": {**describe_machine(), "threads": num_threads()},
-        "results": results,
-    }
-    write_json(arguments.json, report)
+    about = {"model": arguments.model, "scale": size.scale, "time": now()}
+    machine = {**describe_machine(), "threads": num_threads()}
+    write_json(arguments.json, about | {"machine": machine, "results": results})
     write_picture(arguments.plot, [_charts(results)])
     return 0
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable
 from typing import Any
 
 from ..constrain.spec import JsonSchema
@@ -62,16 +61,10 @@ def _compare(engines: dict[str, LLM], name: str, batch: int, arguments: argparse
     guessed = after.guessed_tokens_total - before.guessed_tokens_total
     generated_tokens = after.generated_tokens_total - before.generated_tokens_total
     ratios = [off / auto for off, auto in zip(seconds["off"], seconds["auto"], strict=True)]
-    row: dict[str, Any] = {
-        "workload": name,
-        "batch": batch,
-        "ratio": statistics.median(ratios),
-        "least": min(ratios),
-        "most": max(ratios),
-        "guessed": guessed / generated_tokens,
-        "right": (after.right_guesses_total - before.right_guesses_total) / max(guessed, 1),
-        "same": same,
-    }
+    right = (after.right_guesses_total - before.right_guesses_total) / max(guessed, 1)
+    row: dict[str, Any] = {"workload": name, "batch": batch}
+    row |= {"ratio": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
+    row |= {"guessed": guessed / generated_tokens, "right": right, "same": same}
     print(
         "{workload:6} batch {batch:3}: {ratio:5.2f}x ({least:.2f} .. {most:.2f}); {guessed:.2f} drafts a token, "
         "{right:.0%} right; the same: {same}".format(**row),
@@ -97,5 +90,5 @@ def _prose(number: int) -> tuple[str, dict[str, Any]]:
     return prompt, {"temperature": 0.9, "top_p": 0.95, "seed": number, "ignore_eos": True}
 
 
-_WORKLOADS: dict[str, Callable[[int], tuple[str, dict[str, Any]]]] = {"copy": _copying, "json": _json, "prose": _prose}
+_WORKLOADS = {"copy": _copying, "json": _json, "prose": _prose}
 """The prompt and how it is sampled, by number."""
