@@ -90,5 +90,4 @@ def _prose(number: int) -> tuple[str, dict[str, Any]]:
     return prompt, {"temperature": 0.9, "top_p": 0.95, "seed": number, "ignore_eos": True}
 
 
-_WORKLOADS = {"copy": _copying, "json": _json, "prose": _prose}
-"""The prompt and how it is sampled, by number."""
+_WORKLOADS = {"copy": _copying, "json": _json, "prose": _prose}  # the prompt and how it is sampled, by number

@@ -25,8 +25,7 @@ from .harness.wire import Wire
 from .workloads.prose import Prose
 
 REQUESTS = 16
-LENGTH = 64
-"""Tokens of a prompt, and of an answer."""
+LENGTH = 64  # tokens of a prompt, and of an answer
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -23,9 +23,7 @@ SHAPE = HeadShape(page_size=16, group=4, num_kv_heads=8, head_dim=128, kv_itemsi
 """A layer of Qwen3-8B in bfloat16."""
 
 NUM_LAYERS = 36
-REST_S = 15.1e9 / H200.bandwidth
-"""Seconds of a decode step besides attention: the weights, once."""
-
+REST_S = 15.1e9 / H200.bandwidth  # seconds of a decode step besides attention: the weights, once
 NUM_PROGRAMS = {block_m: count * H200.num_sms for block_m, count in PROGRAMS_PER_PROCESSOR.items()}
 TILES = tile_costs(SHAPE, H200, NUM_PROGRAMS)
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ _ROOT = Path(__file__).parents[2]
 _SHARED = _ROOT.parent / "shared" / "data"
 _OWN = _ROOT / "tests" / "data"
 
+_dumps = partial(json.dumps, ensure_ascii=False)  # in the layout that is generated, characters as themselves
 _SET = re.compile(r"Github_[a-z]+|[A-Za-z]+(?:2K)?")
 
 
@@ -64,21 +66,13 @@ def maskbench_cases(folder: Path | None) -> Iterator[SchemaCase]:
 
 
 def _instances(group: Any) -> tuple[Instance, ...]:
-    return tuple(
-        Instance(test.get("description", str(number)), _dumps(test["data"]), test["valid"])
-        for number, test in enumerate(group["tests"])
-    )
-
-
-def _dumps(value: Any) -> str:
-    """JSON in the layout that is generated: that of `json.dumps`, characters as themselves."""
-    return json.dumps(value, ensure_ascii=False)
+    tests = enumerate(group["tests"])
+    return tuple(Instance(test.get("description", str(n)), _dumps(test["data"]), test["valid"]) for n, test in tests)
 
 
 # -- Regular constraints -----------------------------------------------------------------------------------------------
 
-REPEATS = 5
-"""A server meets a pattern many times: most of its states have been visited before."""
+REPEATS = 5  # a server meets a pattern many times: most of its states have been visited before
 
 
 def patterns() -> dict[str, dict[str, Any]]:

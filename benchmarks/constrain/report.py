@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -55,12 +55,12 @@ class Standing(msgspec.Struct):
         )
 
     @property
-    def compiled(self) -> int:
-        return self.score.total - self.score.refused - self.impossible
+    def under(self) -> str:
+        """Those that let something invalid through, of those that compiled."""
+        return share(self.score.under, self.score.total - self.score.refused - self.impossible)
 
 
-Standings = dict[str, Standing]
-"""Standings of engines, by name."""
+Standings = dict[str, Standing]  # standings of engines, by name
 
 
 class ConstrainReport(msgspec.Struct):
@@ -92,13 +92,13 @@ def goals(report: ConstrainReport) -> list[Goal]:
     suite, maskbench, regular = report.suite, report.maskbench, report.regular
     found = [
         _goal("official suite: groups wholly right", ">= 90 %", suite, _right, _right_in(0.9)),
-        _goal("   without the file where format is an annotation", "", suite, lambda each: each.annotated.part),
-        _goal("official suite: groups silently wrong (under)", "0", suite, lambda each: each.score.under, _sound),
+        _goal("   without the file where format is an annotation", "", suite, attrgetter("annotated.part")),
+        _goal("official suite: groups silently wrong (under)", "0", suite, attrgetter("score.under"), _sound),
         _goal("MaskBench: schemas wholly right", ">= 98.5 %", maskbench, _right, _right_in(0.985)),
-        _goal("MaskBench: under-constrained, of compiled", "0", maskbench, _under, _sound),
-        _goal("compile ms p50 / p99", "1.5 / 40", maskbench, lambda each: each.compile_ms or "-", _fast(1.5, 40)),
-        _goal("mask us p50 / p99, one thread", "5 / 100", maskbench, _masks, _fast(5, 100, of=attrgetter("mask_us"))),
-        _goal("regular constraints: mask us p50 / p99", "<= 1", regular, _masks, _fast(1, of=attrgetter("mask_us"))),
+        _goal("MaskBench: under-constrained, of compiled", "0", maskbench, attrgetter("under"), _sound),
+        _goal("compile ms p50 / p99", "1.5 / 40", maskbench, _compile_ms, _fast(_compile_ms, 1.5, 40)),
+        _goal("mask us p50 / p99, one thread", "5 / 100", maskbench, _mask_us, _fast(_mask_us, 5, 100)),
+        _goal("regular constraints: mask us p50 / p99", "<= 1", regular, _mask_us, _fast(_mask_us, 1)),
         _goal("   patterns wholly right", "", regular, lambda each: f"{each.score.right}/{each.score.total}"),
     ]
     if report.speed is not None:
@@ -120,33 +120,25 @@ def _goal(
     """A goal over a set of cases. An engine whose time was up before the end has beside its figure how far it got."""
     totals = {engine: standing.score.total for engine, standing in standings.items() if standing.score.total}
     most = max(totals.values(), default=0)
-    figures = {
-        engine: f"{figure(standings[engine])}" + ("" if total == most else f" (n {total})")
-        for engine, total in totals.items()
-    }
+    figures = {}
+    for engine, total in totals.items():
+        found = figure(standings[engine])
+        figures[engine] = f"{'-' if found is None else found}" + ("" if total == most else f" (n {total})")
     return Goal(name, goal, figures, met(standings[OURS]) if met and OURS in standings else None)
 
 
-_right: Callable[[Standing], str] = attrgetter("score.part")
+_right, _compile_ms, _mask_us = attrgetter("score.part"), attrgetter("compile_ms"), attrgetter("mask_us")
 
 
 def _right_in(least: float) -> Met:
     return lambda standing: standing.score.right >= least * standing.score.total
 
 
-def _under(standing: Standing) -> str:
-    return share(standing.score.under, standing.compiled)
-
-
 def _sound(standing: Standing) -> bool:
     return standing.score.under == 0
 
 
-def _masks(standing: Standing) -> object:
-    return standing.mask_us or "-"
-
-
-def _fast(p50: float, p99: float = math.inf, of: Callable[[Standing], Times | None] = attrgetter("compile_ms")) -> Met:
+def _fast(of: Callable[[Standing], Times | None], p50: float, p99: float = math.inf) -> Met:
     """Times of at most so much, where there are any."""
     return lambda standing: (times := of(standing)) is not None and times.p50 <= p50 and times.p99 <= p99
 
@@ -175,27 +167,20 @@ def goal_table(report: ConstrainReport, *, markdown: bool = False) -> str:
 
 def charts(report: ConstrainReport) -> list[list[Chart]]:
     """Bars of the verdicts on each engine, and its times from p50 to p99."""
-    suite, maskbench = report.suite, report.maskbench
-    return [
-        [_verdicts("Official suite: groups", suite), _verdicts("MaskBench: schemas", maskbench)],
-        [
-            _times("Compilation", "ms", {name: each.compile_ms for name, each in maskbench.items()}),
-            _times("One mask", "us", {name: each.mask_us for name, each in maskbench.items()}),
-        ],
-    ]
+    cases = report.maskbench
+    verdicts = [_verdicts("Official suite: groups", report.suite), _verdicts("MaskBench: schemas", cases)]
+    return [verdicts, [_times("Compilation", "ms", cases, _compile_ms), _times("One mask", "us", cases, _mask_us)]]
 
 
 def _verdicts(title: str, standings: Standings) -> Chart:
     rows = {}
-    for name in ENGINES:
-        if name in standings:
-            score = standings[name].score
-            percents = [100 * getattr(score, verdict) / max(score.total, 1) for verdict in _VERDICTS]
-            rows[name] = dict(zip(_COLOURS, percents, strict=True))
+    for name, score in [(name, standings[name].score) for name in ENGINES if name in standings]:
+        percents = [100 * getattr(score, verdict) / max(score.total, 1) for verdict in _VERDICTS]
+        rows[name] = dict(zip(_COLOURS, percents, strict=True))
     return Chart(title, "% of all", rows, _COLOURS, stacked=True)
 
 
-def _times(title: str, unit: str, times: Mapping[str, Times | None]) -> Chart:
-    found = {name: entry for name in ENGINES if (entry := times.get(name)) is not None}
-    rows = {name: {"p50": entry.p50, "p90": entry.p90, "p99": entry.p99} for name, entry in found.items()}
+def _times(title: str, unit: str, standings: Standings, of: Callable[[Standing], Times | None]) -> Chart:
+    found = {name: times for name in ENGINES if name in standings and (times := of(standings[name])) is not None}
+    rows = {name: {"p50": times.p50, "p90": times.p90, "p99": times.p99} for name, times in found.items()}
     return Chart(title, unit, rows, {"p50": BLUE, "p90": PALE_BLUE, "p99": GREY}, log=True)

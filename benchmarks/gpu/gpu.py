@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from ...runtime.protocol.errors import BoughError, RequestError
-from ..harness.report import describe_machine, now, nvidia_smi, say, write_json, write_text
+from ..harness.report import describe_machine, now, number, nvidia_smi, say, write_json, write_text
 from ..harness.shapes import SHAPES
 from ..peers.process import OURS, PeerError, Side, side_command
 from .models import Comparison
@@ -68,17 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", default="gpu.json", metavar="FILE", help="all numbers, as JSON (default: %(default)s)")
     parser.add_argument("--budget", type=float, default=520.0, metavar="SECONDS", help="default: %(default)g")
     parser.add_argument("--sections", default="C,K,M", help="C ceilings, K kernels, M whole models (default: all)")
-    parser.add_argument(
-        "--models",
-        default="qwen3-8b,qwen3-0.6b",
-        help=f"the large one first, of {', '.join(SHAPES)} (default: %(default)s)",
-    )
+    models = f"the large one first, of {', '.join(SHAPES)} (default: %(default)s)"
+    parser.add_argument("--models", default="qwen3-8b,qwen3-0.6b", help=models)
     parser.add_argument("--quick", action="store_true", help="tiny sizes: tries the path, measures nothing")
     parser.add_argument("--device", default="auto", help="cuda, cuda:1, ..., or cpu with --quick (default: a GPU)")
-    parser.add_argument(
-        "--peer-python", action="append", default=[], metavar="NAME=PATH",
-        help="interpreter that has vllm, sglang or transformers (may be repeated)",
-    )  # fmt: skip
+    peers = "interpreter that has vllm, sglang or transformers (may be repeated)"
+    parser.add_argument("--peer-python", action="append", default=[], metavar="NAME=PATH", help=peers)
     parser.add_argument("--commit", help="what is measured, if the package lies in no git checkout")
     parser.add_argument("--markdown", metavar="FILE", help="write the table")
 
@@ -96,11 +91,8 @@ class Run:
         self._begun = time.time()
         self._out = Path(arguments.out)
         self._log = self._out.with_suffix(".log")
-        self.report = Report(
-            date=now(),
-            machine=describe_machine(device, arguments.commit),
-            meaningful=device != "cpu" and not arguments.quick,
-        )
+        machine, meaningful = describe_machine(device, arguments.commit), device != "cpu" and not arguments.quick
+        self.report = Report(date=now(), machine=machine, meaningful=meaningful)
 
     def run(self) -> Report:
         """All jobs, in order, as far as the budget goes."""
@@ -110,9 +102,8 @@ class Run:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         self._log.write_text("")
         with tempfile.TemporaryDirectory() as cache:
-            environment = {"TRITON_CACHE_DIR": cache}
-            if self._device == "cpu":  # kernels run in Triton's interpreter
-                environment["TRITON_INTERPRET"] = "1"
+            interpreted = {"TRITON_INTERPRET": "1"} if self._device == "cpu" else {}
+            environment = {"TRITON_CACHE_DIR": cache, **interpreted}
             for job in plan_jobs(self._arguments.sections.split(","), models):
                 limit_s = job.limit_s * (1 if job.family else max(1, len(self._arguments.peer_python)))
                 deadline = min(time.time() + limit_s, self._begun + self._arguments.budget - _GRACE_S)
@@ -142,7 +133,7 @@ class Run:
             self._skip(str(error))
 
     def _compare(self, model: str, deadline: float, environment: dict[str, str]) -> None:
-        tiny = self._device == "cpu" or self._arguments.quick
+        tiny = not self.report.meaningful
         comparison = Comparison(
             model="tiny" if tiny else model,
             peers=dict(entry.split("=", 1) for entry in self._arguments.peer_python),
@@ -158,15 +149,15 @@ class Run:
 
     def _take(self, row: Row) -> None:
         self.report.add(row)
-        self._keep()
-        time_text = "" if row.us is None else f"{row.us:,.1f} us"
-        say(f"{time.time() - self._begun:5.0f} s  {row.sec} {row.label()}  {time_text} {row.note}")
+        self._keep(f"{row.sec} {row.label()}  {number(row.us, ',.1f', ' us')} {row.note}")
 
     def _skip(self, line: str) -> None:
         self.report.skipped.append(line)
-        self._keep()
-        say(f"{time.time() - self._begun:5.0f} s  skipped {line}")
+        self._keep(f"skipped {line}")
 
-    def _keep(self) -> None:
+    def _keep(self, line: str = "") -> None:
+        """Writes the report, and tells the line that is new in it."""
         self.report.elapsed_s = time.time() - self._begun
         write_json(self._out, self.report)
+        if line:
+            say(f"{self.report.elapsed_s:5.0f} s  {line}")

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from ...runtime.checkpoints.config import ModelConfig
 from ..harness.shapes import shape, write_folder
@@ -94,18 +95,11 @@ class Comparison:
     def started(self, name: str, folder: str, deadline: float, stack: ExitStack) -> list[Side]:
         """An engine that is loaded and warm, until the stack, its own, ends it; none if it cannot be had."""
         self._found[name] = {}
-        on_cpu, ours = self.device == "cpu", name == OURS
-        kv = 64 << 20 if on_cpu else _KV_BYTES
-        options = {
-            "model": self.model,
-            "model_file": folder,
-            "device": self.device,
-            "max_model_len": 12_288,
-            "max_num_seqs": 256,
-            "kv_bytes": kv,
-            "kv_tokens": kv // kv_bytes(shape(self.model)),
-            "dtype": "float32" if on_cpu else "bfloat16",
-        }
+        ours = name == OURS
+        kv, dtype = (64 << 20, "float32") if self.device == "cpu" else (_KV_BYTES, "bfloat16")
+        options: dict[str, Any] = {"model": self.model, "model_file": folder, "device": self.device, "dtype": dtype}
+        options |= {"max_model_len": 12_288, "max_num_seqs": 256}
+        options |= {"kv_bytes": kv, "kv_tokens": kv // kv_bytes(shape(self.model))}
         command = side_command("random", name, None if ours else Path(self.peers[name]), options)
         limit_s = _START_SHARE * (deadline - time.time())
         warm_up = WORKLOADS["shared-2k"].scaled(self.scale / 16).prompts("warm up", 500)
@@ -131,12 +125,11 @@ class Comparison:
                 if time.time() + took.get(workload, 0.0) > deadline:
                     self.skipped.append(f"M {self.model} {workload}, round {number + 1}: no time")
                     continue
-                started = time.time()
+                started, requests = time.time(), WORKLOADS[workload].scaled(self.scale)
                 for side in sides if number % 2 == 0 else reversed(sides):
                     # Another peer's rounds were other prompts: ours must not find these in its cache.
                     times = self._found[side.name].setdefault(workload, [])
                     played = number if side.name != OURS else len(times)
-                    requests = WORKLOADS[workload].scaled(self.scale)
                     prompts = requests.prompts(f"{workload} {played}", vocabulary)
                     try:
                         times.append(_time(side, prompts, requests.output, deadline))

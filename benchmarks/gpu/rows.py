@@ -56,7 +56,7 @@ class Row(msgspec.Struct, kw_only=True):
         return self
 
     def label(self) -> str:
-        return f"{self.name} {' '.join(f'{key}={value}' for key, value in self.cfg.items())}".strip()
+        return " ".join([self.name, *(f"{key}={value}" for key, value in self.cfg.items())])
 
 
 class Report(msgspec.Struct, kw_only=True):

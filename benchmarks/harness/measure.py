@@ -21,8 +21,7 @@ from .report import percentiles
 
 Made = TypeVar("Made")
 
-IDS = itertools.count()
-"""Ends of programs' names."""
+IDS = itertools.count()  # ends of programs' names
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,10 @@ from ...runtime.protocol.errors import BoughError
 
 _START_S = 180.0
 _STOP_S = 30.0
+# Counters as `/server_info` calls them.
 _TOTALS = {f"{name}_tokens": f"{name}_tokens_total" for name in ("prompt", "cached", "computed", "generated")}
 _TOTALS |= {f"{name}_s": f"{name}_seconds_total" for name in ("step", "forward", "mask", "sample")}
-_TOTALS["num_steps"] = "steps_total"
-"""Counters as `/server_info` calls them."""
-
+_TOTALS |= {"num_steps": "steps_total"}
 _ANSWERS = re.compile(r'^bough_http_responses_total\{path="(/v1/[^"]*)",status="\d+"\} (\d+)$', re.MULTILINE)
 
 

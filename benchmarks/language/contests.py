@@ -13,8 +13,7 @@ from ...lang.function import Function
 from ..harness.server_process import ServerProcess
 from ..workloads.prose import INSTRUCTIONS, Prose
 from . import programs
-from .rounds import Job, WayRounds, run_round, take_turns, watch_batch
-from .ways import TIMEOUT_S, openai_client
+from .ways import TIMEOUT_S, Job, WayRounds, openai_client, run_round, take_turns, watch_batch
 
 # -- By hand: a call a generation --------------------------------------------------------------------------------------
 

@@ -31,8 +31,7 @@ from .ways import GenByGen, OneRequest, OpenAICalls, WorkloadResult, measure_wor
 _WAYS = (OneRequest.name, GenByGen.name, OpenAICalls.name)
 _COLOURS = {GenByGen.name: ORANGE, OpenAICalls.name: GREEN}
 _PARTS = {"in the model": BLUE, "else in steps": PALE_BLUE, "engine idle": ORANGE}
-Row = dict[str, str]
-"""Cells by their heads."""
+Row = dict[str, str]  # cells by their heads
 
 
 @dataclass

@@ -25,9 +25,7 @@ from ...runtime.protocol.config import EngineConfig
 from ...runtime.protocol.program import Done, Gen, Program, ProgramEvent, Value
 from ..harness.report import figures_table, write_json
 
-GOAL_BYTES = 20 * 1024
-"""Memory per idle state, by the operating system's count."""
-
+GOAL_BYTES = 20 * 1024  # memory per idle state, by the operating system's count
 _POLL_S = 0.02
 _MAX_TOKENS = 2
 

@@ -29,14 +29,9 @@ _WARM_UP_TOKENS = 8
 _STRIDE = 4  # of positions, where an engine tells its choice only by generating
 _MORE_THAN_BEFORE = 1.2  # a round is begun if there is time for one that takes so much longer
 
-REST_S = 0.5
-"""After each turn: what a side still does once it has answered does not run beside the other."""
-
-Key = tuple[str, ...]
-"""Name of what is played, in parts: a workload of prompts, or one of programs and its level."""
-
-Work = Callable[[Side], Made]
-"""Job of each side in a round."""
+REST_S = 0.5  # after each turn: what a side still does once it has answered does not run beside the other
+Key = tuple[str, ...]  # name of what is played, in parts: a workload of prompts, or one of programs and its level
+Work = Callable[[Side], Made]  # job of each side in a round
 
 
 class OursFailedError(PeerError):

@@ -180,9 +180,7 @@ def check(plans: Sequence[Plan], answer: Mapping[str, Any]) -> Found:
 # -- Peers -------------------------------------------------------------------------------------------------------------
 
 
-SGLANG = "sglang"
-"""SGLang's language on our own server: no peer of our engine's, but of programs that run in it."""
-
+SGLANG = "sglang"  # SGLang's language on our own server: no peer of our engine's, but of programs that run in it
 _MAX_SEQS = 64
 _CONTEXT_TOKENS = 2048
 _SLOTS = 32
@@ -226,8 +224,7 @@ _HOPELESS = 2.0  # so many times as slow as the best peer: one round is enough
 _MAX_ROUNDS = 5
 _LIMIT_S = 24 * 60.0  # for the rounds of all peers
 
-Results = dict[str, dict[Key, Pairs[Found]]]
-"""By peers' names."""
+Results = dict[str, dict[Key, Pairs[Found]]]  # by peers' names
 
 
 def measure(run: PeerRun, emit: Callable[[PeerRow], None]) -> list[str]:

@@ -102,9 +102,7 @@ NUM_SHOTS = 5
 _LETTERS = "ABCD"
 _NUM_SUBJECTS = 3
 
-WORKLOADS: dict[str, Callable[[Size], Workload]] = {}
-"""Makers by name."""
-
+WORKLOADS: dict[str, Callable[[Size], Workload]] = {}  # makers by name
 Scripts = Callable[[Size, Prose], Iterator[Script]]
 
 

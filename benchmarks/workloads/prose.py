@@ -14,11 +14,8 @@ PASSAGE = (_TEXTS / "passage.txt").read_text()
 TEXTS = {"prose": PASSAGE, "code": (_TEXTS / "code.txt").read_text(), "chats": (_TEXTS / "chats.txt").read_text()}
 """Fixed texts of three kinds; the code is a file of this project as it once was."""
 
-QUESTIONS = (_TEXTS / "questions.txt").read_text().splitlines()
-"""Questions as people ask them, about two things each."""
-
-INSTRUCTIONS = (_TEXTS / "react.txt").read_text()
-"""Instructions for answering with a tool, with an example."""
+QUESTIONS = (_TEXTS / "questions.txt").read_text().splitlines()  # questions as people ask them, about two things each
+INSTRUCTIONS = (_TEXTS / "react.txt").read_text()  # instructions for answering with a tool, with an example
 
 
 class Prose:

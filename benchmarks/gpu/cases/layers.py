@@ -225,16 +225,13 @@ def _linear(
         x, weight = _normal(settings, seed, (num_tokens, num_inputs), (num_outputs, num_inputs))
         return prepare(x, weight * num_inputs**-0.5)
 
-    def cublas(inputs: LinearInputs) -> Launch:
-        return lambda: F.linear(inputs.x, inputs.weight)
-
     return Problem(
         name="linear",
         cfg={"weight": name, "kind": kind, "T": num_tokens},
         work=work,
         make=make,
         ours=lambda inputs: lambda: inputs.product(inputs.x),
-        peers={"cublas": cublas},
+        peers={"cublas": lambda inputs: lambda: F.linear(inputs.x, inputs.weight)},
         reference=lambda inputs: inputs.x.float() @ inputs.right.float().T,
         of_peers=lambda inputs: inputs.x.float() @ inputs.weight.float().T,
         max_error=max_error,
@@ -251,10 +248,6 @@ def _plain(x: torch.Tensor, weight: torch.Tensor) -> LinearInputs:
     return LinearInputs(x, weight, weight, product)
 
 
-def _invariant(x: torch.Tensor, weight: torch.Tensor) -> LinearInputs:
-    return LinearInputs(x, weight, weight, lambda x: invariant_linear(x, weight))
-
-
 def _quantised(
     quantise: Callable[[torch.Tensor], QuantisedWeight], rounds_rows: bool, x: torch.Tensor, weight: torch.Tensor
 ) -> LinearInputs:
@@ -263,11 +256,11 @@ def _quantised(
     return LinearInputs(x, weight, dequantise(stored), lambda x: product(x, None))
 
 
-_FP8 = partial(quantise_bytes, dtype=torch.float8_e4m3fn)
 _KINDS: dict[str, tuple[float | None, Callable[[torch.Tensor, torch.Tensor], LinearInputs], float | None]] = {
     "bf16": (None, _plain, None),
-    "invariant": (None, _invariant, None),
-    "fp8": (8, partial(_quantised, _FP8, True), 5e-2),  # activations are rounded to 4 bits, too
+    "invariant": (None, lambda x, weight: LinearInputs(x, weight, weight, lambda x: invariant_linear(x, weight)), None),
+    # Activations are rounded to 4 bits, too.
+    "fp8": (8, partial(_quantised, partial(quantise_bytes, dtype=torch.float8_e4m3fn), True), 5e-2),
     "int8": (8, partial(_quantised, quantise_int8, False), None),
     "int4": (4 + 16 / 128, partial(_quantised, quantise_int4, False), None),
 }

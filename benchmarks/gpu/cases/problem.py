@@ -25,9 +25,7 @@ from ..roofline import Work
 from ..rows import Row
 
 Inputs = TypeVar("Inputs")
-Launch = Callable[[], torch.Tensor]
-"""Runs a kernel once; returns what it wrote."""
-
+Launch = Callable[[], torch.Tensor]  # runs a kernel once; returns what it wrote
 MAX_ERROR = {"float32": 1e-4, "bfloat16": 1e-2}
 
 
@@ -157,9 +155,7 @@ def poison(out: torch.Tensor) -> torch.Tensor:
 
 Call = Callable[[], object]
 
-COLD_BYTES = 200e6
-"""Inputs rotate over more than this: three times the largest L2 cache in use."""
-
+COLD_BYTES = 200e6  # inputs rotate over more than this: three times the largest L2 cache in use
 _MAX_SETS = 64
 _GRAPH_S = 3e-3  # a replay holds at least so much work, beside which its own start is small
 _MAX_LAUNCHES = 512

@@ -20,9 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-MARK = "@bench "
-"""Begins a line that is meant for the parent; all others are chatter of libraries."""
-
+MARK = "@bench "  # begins a line that is meant for the parent; all others are chatter of libraries
 KINDS: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("engines.json").read_text())
 """Engines by kind: the module of each, relative to this folder, and what makes it of the options.
 

@@ -27,15 +27,9 @@ Plan = list[list[Any]]
 ["role", branch, role] and ["end", branch, role]: a message; peers get the chat template's text instead
 """
 
-Value = list[Any]
-"""[branch, name, text, number of tokens or None]"""
-
-PRIMED_CHARS = 400
-"""From so many characters on, what is shared is computed before it is shared."""
-
-LONGEST_CHOICE = 64
-"""Tokens that clients allow a choice."""
-
+Value = list[Any]  # [branch, name, text, number of tokens or None]
+PRIMED_CHARS = 400  # from so many characters on, what is shared is computed before it is shared
+LONGEST_CHOICE = 64  # tokens that clients allow a choice
 _HOPS = 16  # turns of the event loop, in which all tasks come to where they wait for an answer
 
 

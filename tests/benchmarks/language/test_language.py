@@ -14,15 +14,16 @@ from bough.benchmarks.harness.server_process import Counters, ServerProcess, cou
 from bough.benchmarks.language import language
 from bough.benchmarks.language.contests import OURS, THEIRS, ContestResult
 from bough.benchmarks.language.language import ModelResults, draw, tables
-from bough.benchmarks.language.rounds import Round, WayRounds
 from bough.benchmarks.language.ways import (
     Agreement,
     GenByGen,
     OneRequest,
     OpenAICalls,
     Record,
+    Round,
     Traffic,
     Way,
+    WayRounds,
     WorkloadResult,
     agreement,
     is_chat,
