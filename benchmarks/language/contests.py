@@ -29,12 +29,9 @@ class Caller:
         self.model = model
 
     async def chat(self, messages: Messages, max_tokens: int, **options: Any) -> list[str]:
+        options = {"temperature": 0, "extra_body": {"ignore_eos": True}, **options}
         completion = await self.client.chat.completions.create(
-            model=self.model,
-            messages=messages,
-            max_tokens=max_tokens,
-            extra_body={"ignore_eos": True},
-            **{"temperature": 0, **options},
+            model=self.model, messages=messages, max_tokens=max_tokens, **options
         )
         return [choice.message.content for choice in completion.choices]
 
@@ -45,35 +42,26 @@ class Caller:
         return str(completion.choices[0].text)
 
 
-def user(content: str) -> dict[str, str]:
-    return {"role": "user", "content": content}
-
-
-def assistant(content: str) -> dict[str, str]:
-    return {"role": "assistant", "content": content}
+def user(content: str, role: str = "user") -> dict[str, str]:
+    return {"role": role, "content": content}
 
 
 async def tree_of_thought(caller: Caller, problem: str, max_tokens: int) -> list[str]:
-    async def grow(messages: Messages, level: int) -> list[str]:
-        if level == len(programs.LEVELS):
-            return [messages[-1]["content"]]
-        grown = await asyncio.gather(*(try_idea(messages, level, number) for number in (1, 2)))
-        return [leaf for leaves in grown for leaf in leaves]
+    async def grow(messages: Messages, instruction: str, *later: str) -> list[str]:
+        async def try_idea(number: int) -> list[str]:
+            asked = [*messages, user(f"{instruction} Idea {number}.")]
+            (answer,) = await caller.chat(asked, max_tokens)
+            return await grow([*asked, user(answer, "assistant")], *later) if later else [answer]
 
-    async def try_idea(messages: Messages, level: int, number: int) -> list[str]:
-        asked = [*messages, user(f"{programs.LEVELS[level]} Idea {number}.")]
-        (answer,) = await caller.chat(asked, max_tokens)
-        return await grow([*asked, assistant(answer)], level + 1)
+        return [leaf for leaves in await asyncio.gather(try_idea(1), try_idea(2)) for leaf in leaves]
 
-    return await grow([user(problem)], 0)
+    return await grow([user(problem)], *programs.LEVELS)
 
 
 async def judge(caller: Caller, article: str, max_tokens: int) -> list[str]:
     messages = [user(f"The article:\n\n{article}")]
-    answers = await asyncio.gather(
-        *(caller.chat([*messages, user(f"Judge its {dimension}.")], max_tokens) for dimension in programs.DIMENSIONS)
-    )
-    judgements = [answer for (answer,) in answers]
+    asked = [[*messages, user(f"Judge its {dimension}.")] for dimension in programs.DIMENSIONS]
+    judgements = [answer for (answer,) in await asyncio.gather(*(caller.chat(each, max_tokens) for each in asked))]
     listing = "".join(f"\n- {judgement}" for judgement in judgements)
     merged = [*messages, user(f"Judgements:{listing}\n\nGive a score from 1 to 10.")]
     return [*judgements, *await caller.chat(merged, programs.SCORE_TOKENS)]

@@ -86,12 +86,9 @@ def _workload_row(result: WorkloadResult) -> Row:
 def _agreement(result: WorkloadResult, ways: Sequence[str]) -> str:
     """Counts for each way the texts that are the same, that follow other tokens of the same text, that are wrong."""
     parts = []
-    for way in ways:
-        found = result.agreement[way]
-        text = f"{found.same} same"
-        text += f", {found.retokenised} retokenised" if found.retokenised else ""
-        text += f", {found.different} DIFFERENT" if found.different else ""
-        parts.append(text)
+    for found in [result.agreement[way] for way in ways]:
+        retokenised = f", {found.retokenised} retokenised" if found.retokenised else ""
+        parts.append(f"{found.same} same{retokenised}" + (f", {found.different} DIFFERENT" if found.different else ""))
     return parts[0] if len(set(parts)) == 1 else _slashed(parts)
 
 
@@ -188,13 +185,8 @@ def run(arguments: argparse.Namespace) -> int:
     results = [_measure(arguments, plan) for plan in plans]
     print(tables(results, markdown=False))
     write_text(arguments.markdown, tables(results, markdown=True))
-    report = {
-        "time": now(),
-        "machine": {**describe_machine(), **versions("openai")},
-        "version": version("bough"),
-        "models": results,
-    }
-    write_json(arguments.json, report)
+    facts = {"time": now(), "machine": {**describe_machine(), **versions("openai")}, "version": version("bough")}
+    write_json(arguments.json, facts | {"models": results})
     draw(results, arguments.plot)
     share = max((result.share_different for result in results), default=0.0)
     if share > _MAX_TIES:
@@ -217,11 +209,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def plans_of(arguments: argparse.Namespace) -> list[Plan]:
-    plans = []
-    for plan in _QUICK_PLANS if arguments.quick else _PLANS:
-        levels = plan.levels if arguments.at_once is None else tuple(sorted({1, arguments.at_once}))
-        plans.append(replace(plan, levels=levels, num_rounds=arguments.rounds or plan.num_rounds))
-    return plans
+    changes: dict[str, Any] = {"num_rounds": arguments.rounds} if arguments.rounds else {}
+    if arguments.at_once is not None:
+        changes["levels"] = tuple(sorted({1, arguments.at_once}))
+    return [replace(plan, **changes) for plan in (_QUICK_PLANS if arguments.quick else _PLANS)]
 
 
 def _measure(arguments: argparse.Namespace, plan: Plan) -> ModelResults:
@@ -248,15 +239,11 @@ async def _measure_all(
         say(f"{results.name}, {workload.name}")
         found = await measure_workload(server, tokenizer, workload, levels=plan.levels, num_rounds=plan.num_rounds)
         results.workloads.append(found)
-    for contest, setting in _fights(plan) if "contests" in chosen else []:
+    settings = (contests.LONG_PROMPTS,) if plan.few else (contests.LONG_PROMPTS, contests.LONG_ANSWERS)
+    fights = [(contest, setting) for contest in contests.CONTESTS[: 2 if plan.few else None] for setting in settings]
+    fights.append((contests.REACT, contests.SHORT_QUESTION))
+    for contest, setting in fights if "contests" in chosen else []:
         say(f"{results.name}, {contest.name}, {setting.name}")
         watch = contest is contests.CONTESTS[0] and setting is contests.LONG_ANSWERS
         how: Any = {"at_once": plan.at_once, "num_rounds": plan.num_rounds, "watch": watch}
         results.contests.append(await contests.measure_contest(server, contest, setting, **how))
-
-
-def _fights(plan: Plan) -> list[tuple[contests.Contest, contests.Setting]]:
-    settings = (contests.LONG_PROMPTS,) if plan.few else (contests.LONG_PROMPTS, contests.LONG_ANSWERS)
-    chosen = contests.CONTESTS[:2] if plan.few else contests.CONTESTS
-    fights = [(contest, setting) for contest in chosen for setting in settings]
-    return [*fights, (contests.REACT, contests.SHORT_QUESTION)]

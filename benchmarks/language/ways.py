@@ -143,11 +143,10 @@ class OpenAICalls(GenByGen):
         messages: list[Any] = [{"role": role, "content": content} for role, content in said]
         options = options_of(call)
         extra = {"ignore_eos": options.pop("ignore_eos", False)}
-        answer = await self._openai.chat.completions.create(
-            model=self._model, messages=messages, extra_body=extra, **options
-        )
+        options |= {"model": self._model, "messages": messages}
+        answer = await self._openai.chat.completions.create(**options, extra_body=extra)
         if record is not None:
-            body = {"model": self._model, "messages": messages, **extra, **options}
+            body = {**options, **extra}
             record.send(json.dumps(body).encode(), texts_in(body))
             record.tokenised += answer.usage.prompt_tokens
             record.prompts[place] = tuple(self._tokenizer.texts(self._tokenizer.encode_chat(messages)))

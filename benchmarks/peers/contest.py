@@ -119,16 +119,12 @@ class PeerRun:
         """Our engine, loading. `alone`: for one sequence."""
         settings = self.settings if dtype == "auto" else {}
         options = {"model": self.model, "config": {"dtype": dtype, **settings}}
-        return self.side(OURS, "prompts", None, options | {"max_num_seqs": 1 if alone else self._max_seqs})
+        return self.side(OURS, "prompts", None, options | {"max_num_seqs": 1 if alone else self.sizes.most_seqs})
 
     def theirs(self, name: str, interpreter: Path, model_file: Path, *, alone: bool = False) -> Side:
         """A peer's engine, loading."""
-        num_seqs = 1 if alone else self._max_seqs
-        return start_peer(name, interpreter, model_file, self.threads, num_seqs, self.sizes.context_tokens, self.log)
-
-    @property
-    def _max_seqs(self) -> int:
-        return max(1, *self.sizes.batches, self.sizes.num_shared, self.sizes.num_json, self.sizes.num_chats)
+        num_seqs, num_tokens = 1 if alone else self.sizes.most_seqs, self.sizes.context_tokens
+        return start_peer(name, interpreter, model_file, self.threads, num_seqs, num_tokens, self.log)
 
     def side(self, name: str, kind: str, interpreter: Path | None, options: Mapping[str, Any]) -> Side:
         """An engine that is given prompts, or programs (`kind`), loading; see `side_command`."""
@@ -139,13 +135,8 @@ def start_peer(
     name: str, interpreter: Path, model_file: Path, threads: int, num_seqs: int, num_tokens: int, log: Path
 ) -> Side:
     """A peer's engine for `num_seqs` sequences of `num_tokens` tokens at most, loading."""
-    options = {
-        "model_file": str(model_file),
-        "threads": threads,
-        "max_num_seqs": num_seqs,
-        "max_model_len": num_tokens,
-        "cache_gib": 1 if num_seqs == 1 else 4,
-    }
+    options = {"model_file": str(model_file), "threads": threads, "cache_gib": 1 if num_seqs == 1 else 4}
+    options |= {"max_num_seqs": num_seqs, "max_model_len": num_tokens}
     return _start(name, "prompts", interpreter, options, threads, log)
 
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -106,17 +107,11 @@ def run_command(command: Sequence[str], log: Path, variables: Mapping[str, str] 
     what = " ".join(command[1:4]).strip().partition("\n")[0]
     say(f"{what} ...")
     log.parent.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, **(variables or {})}
     with log.open("a") as output:
+        streams: Any = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
         try:
-            subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **(variables or {})},
-                timeout=_LIMIT_S,
-                check=True,
-            )
+            subprocess.run(command, **streams, env=environment, timeout=_LIMIT_S, check=True)
         except OSError as error:
             raise PeerError(f"{command[0]}: {error.strerror}") from error
         except subprocess.CalledProcessError as error:

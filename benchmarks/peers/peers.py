@@ -31,7 +31,7 @@ EXTRAS = ("start", "quality", "programs")
 def run(arguments: argparse.Namespace) -> int:
     report = PeerReport(facts(arguments))
     try:
-        _measure(arguments, make_run(arguments), report)
+        _measure(make_run(arguments), report)
     except KeyboardInterrupt:
         report.left_out.append("the rest: it was interrupted")
     print(tables(report, markdown=False))
@@ -48,9 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=None, help="of each workload (default: 5, with --quick 1)")
     parser.add_argument("--quick", action="store_true", help="small workloads, to see that everything works")
     parser.add_argument("--threads", type=int, default=num_threads(), help="of each side (default: one for each core)")
-    parser.add_argument(
-        "--minutes", type=float, default=None, help="for each peer once it is loaded (default: 30, with --quick 8)"
-    )
+    minutes = "for each peer once it is loaded (default: 30, with --quick 8)"
+    parser.add_argument("--minutes", type=float, default=None, help=minutes)
     parser.add_argument("--no-speculation", action="store_true", help="turn ours off: no peer speculates by default")
     parser.add_argument("--quantization", choices=NATIVE_KINDS, help="of ours (default: as the model's file has it)")
     parser.add_argument("--kv-cache-dtype", choices=("int8",), help="of ours (default: 12 of 16 bits)")
@@ -72,25 +71,20 @@ def _words(text: str) -> list[str]:
 def make_run(arguments: argparse.Namespace) -> PeerRun:
     """Reads the settings of a run."""
     sizes = QUICK if arguments.quick else Sizes()
-    words = _words((arguments.workloads or "").lower())
-
-    def is_chosen(name: str) -> bool:
-        return not words or any(word in name.lower() for word in words)
-
-    known = workloads(sizes)
+    known, words = workloads(sizes), _words((arguments.workloads or "").lower())
     names = [*(each.name for each in known), *EXTRAS]
+    chosen = {name for name in names if not words or any(word in name.lower() for word in words)}
     if unknown := [word for word in words if not any(word in name.lower() for name in names)]:
-        raise PeerError(
-            f"--workloads: the name of no workload contains {', '.join(unknown)}; there is {'; '.join(names)}"
-        )
+        wrong = f"--workloads: the name of no workload contains {', '.join(unknown)}"
+        raise PeerError(f"{wrong}; there is {'; '.join(names)}")
     log = peers_folder() / "peers.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     return PeerRun(
         model=arguments.model,
         prompts=Prompts(load_tokenizer(locate(arguments.model))),
         sizes=sizes,
-        workloads=[each for each in known if is_chosen(each.name)],
-        extras={name for name in EXTRAS if is_chosen(name)},
+        workloads=[each for each in known if each.name in chosen],
+        extras=chosen.intersection(EXTRAS),
         num_rounds=arguments.rounds or (1 if arguments.quick else 5),
         threads=arguments.threads,
         limit_s=60 * (arguments.minutes or (8 if arguments.quick else 30)),
@@ -103,15 +97,17 @@ def make_run(arguments: argparse.Namespace) -> PeerRun:
 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, str]:
-    asked = {name: getattr(arguments, name) for name in ("quantization", "kv_cache_dtype")}
-    settings = {name: value for name, value in asked.items() if value is not None}
-    return settings | ({"speculation": "off"} if arguments.no_speculation else {})
+    speculation = "off" if arguments.no_speculation else None
+    asked = {name: getattr(arguments, name) for name in ("quantization", "kv_cache_dtype")} | {
+        "speculation": speculation
+    }
+    return {name: value for name, value in asked.items() if value is not None}
 
 
-def _measure(arguments: argparse.Namespace, run: PeerRun, report: PeerReport) -> None:
+def _measure(run: PeerRun, report: PeerReport) -> None:
     if "quality" in run.extras:
         measure_quality_of_ours(run, report)
-    for number, name in enumerate(arguments.peers if run.workloads or run.extras - {"programs"} else []):
+    for number, name in enumerate(run.peers if run.workloads or run.extras - {"programs"} else []):
         try:
             measure_peer(name, number, run, report)
         except PeerError as error:

@@ -49,16 +49,10 @@ class Side:
         self._log = log.open("a")
         self._log.write(f"$ {' '.join(command)}\n")
         self._log.flush()
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", **(variables or {})}
+        streams: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._log, "text": True}
         try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._log,
-                text=True,
-                env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", **(variables or {})},
-                start_new_session=True,
-            )
+            self._process = subprocess.Popen(command, **streams, env=environment, start_new_session=True)
         except OSError as error:
             self._log.close()
             raise PeerError(f"{command[0]}: {error.strerror}") from error

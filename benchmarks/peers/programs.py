@@ -215,8 +215,6 @@ WORKLOAD = "ten workloads of programs"
 BEST = "best of each"
 BEST_CLIENT = "best server or library with a client"
 
-_DRIVEN = frozenset(peer.name for peer in PEERS if peer.driven)
-
 _READY_S = 1200.0
 _ASK_S = 600.0
 _STOP_S = 4.0  # of peers that answer one call after the other
@@ -278,9 +276,7 @@ class ProgramContest:
         """All rounds against one peer, in that share of the time that is left."""
         started = time.monotonic()
         say(f"programs: {peer.name}")
-        found: dict[Key, Pairs[Found]] = {
-            (name, level): Pairs() for name in self._plans.names for level in self._levels
-        }
+        found: dict[Key, Pairs[Found]] = {(name, at): Pairs() for name in self._plans.names for at in self._levels}
         try:
             with self._started(peer) as theirs:
                 self.prepare(theirs)
@@ -350,7 +346,8 @@ def rows_of(results: Results, sizes: ProgramSizes) -> Iterator[PeerRow]:
     """The best peer of each workload and level, the means over all, those over peers that are not driven, and SGLang's
     language on our server."""
     peers = {name: found for name, found in results.items() if name != SGLANG}
-    clients = {name: found for name, found in peers.items() if name not in _DRIVEN}
+    driven = [peer.name for peer in PEERS if peer.driven]
+    clients = {name: found for name, found in peers.items() if name not in driven}
     for number, level in enumerate(sizes.levels):
         suffix = "" if number == 0 else f", {level.name}"
         keys = dict.fromkeys(key for found in results.values() for key in found if key[1] == level.name)
@@ -394,10 +391,9 @@ def failures(results: Results) -> list[str]:
 
 def _row(key: Key, best: str, peers: Results) -> PeerRow:
     pairs = peers[best][key]
-    row = PeerRow(", ".join(key), best, pairs.ratios)
-    row.ours, row.theirs = (f"{rate:.3g}/s" for rate in pairs.rates)
-    row.note = "; ".join([*(peer.about for peer in PEERS if peer.name == best), *_remarks(key, best, peers)])
-    return row
+    ours, theirs = (f"{rate:.3g}/s" for rate in pairs.rates)
+    note = "; ".join([*(peer.about for peer in PEERS if peer.name == best), *_remarks(key, best, peers)])
+    return PeerRow(", ".join(key), best, pairs.ratios, ours, theirs, note)
 
 
 def _remarks(key: Key, best: str, peers: Results) -> Iterator[str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any, Generic, Protocol, TypeVar
 
-from ..harness.report import table
+from ..harness.report import number, table
 from ..workloads.prompts import RoundTime
 
 
@@ -105,14 +105,23 @@ class PeerReport:
             **self.facts,
             "rows": [asdict(row) | {"ratio": row.ratio} for row in self.rows],
             "starts": {name: asdict(found) for name, found in self.starts.items()},
-            "quality": {name: _quality_numbers(found, self.reference) for name, found in self.quality.items()},
+            "quality": self.quality_numbers(),
             "left_out": self.left_out,
         }
 
-    @property
-    def reference(self) -> Quality | None:
-        """The model's own weights in float32."""
-        return self.quality.get(FLOAT32)
+    def quality_numbers(self) -> dict[str, dict[str, Any]]:
+        """The quality of each side beside the model's own weights in float32."""
+        reference = self.quality.get(FLOAT32)
+        wanted = reference and reference.perplexity
+        return {
+            name: {
+                "perplexity": found.perplexity,
+                "ratio": found.perplexity / wanted if found.perplexity and wanted else None,
+                "agreement": reference and found.agreement(reference),
+                "positions": len(found.likeliest),
+            }
+            for name, found in self.quality.items()
+        }
 
 
 FLOAT32 = "float32"
@@ -137,11 +146,9 @@ def start_rows(ours: Starts, theirs: Starts) -> list[PeerRow]:
     """
     first_token_s = [side.first_token_s for side in (ours, theirs)]
     mebibytes = [[count / 2**20 for count in side.peak_bytes if count] for side in (ours, theirs)]
+    lines = (("start to first token", "{:.1f} s", first_token_s), ("peak memory", "{:,.0f} MiB", mebibytes))
     rows = []
-    for what, form, (mine, others) in (
-        ("start to first token", "{:.1f} s", first_token_s),
-        ("peak memory", "{:,.0f} MiB", mebibytes),
-    ):
+    for what, form, (mine, others) in lines:
         if ratios := [b / a for a, b in zip(mine, others, strict=False)]:
             rows.append(PeerRow(what, theirs.name, ratios, form.format(median(mine)), form.format(median(others))))
     return rows
@@ -151,7 +158,7 @@ def tables(report: PeerReport, *, markdown: bool = True) -> str:
     """All tables."""
     parts = [table(_HEADS, [_cells(row) for row in report.rows], markdown=markdown)] if report.rows else []
     if report.quality:
-        rows = [_quality_cells(name, found, report.reference) for name, found in report.quality.items()]
+        rows = [_quality_cells(name, numbers) for name, numbers in report.quality_numbers().items()]
         parts.append(table(_QUALITY_HEADS, rows, markdown=markdown))
     if report.left_out:
         parts.append("Not measured:\n\n" + "\n".join(f"- {text}" for text in report.left_out))
@@ -169,19 +176,7 @@ def _cells(row: PeerRow) -> Sequence[str]:
     return (row.workload, row.peer, row.ours or "-", row.theirs or "-", *numbers, str(len(row.ratios)), row.note)
 
 
-def _quality_cells(name: str, found: Quality, reference: Quality | None) -> Sequence[str]:
-    numbers = _quality_numbers(found, reference)
-    over, same = numbers["ratio"], numbers["agreement"]
-    perplexity = "-" if found.perplexity is None else f"{found.perplexity:.3f}"
-    agreement = "-" if same is None else f"{same:.1%} of {numbers['positions']}"
-    return (name, perplexity, "-" if over is None else f"{over - 1:+.2%}", agreement)
-
-
-def _quality_numbers(found: Quality, reference: Quality | None) -> dict[str, Any]:
-    wanted = None if reference is None else reference.perplexity
-    return {
-        "perplexity": found.perplexity,
-        "ratio": None if found.perplexity is None or wanted is None else found.perplexity / wanted,
-        "agreement": None if reference is None else found.agreement(reference),
-        "positions": len(found.likeliest),
-    }
+def _quality_cells(name: str, numbers: Mapping[str, Any]) -> Sequence[str]:
+    perplexity, over, same = (numbers[key] for key in ("perplexity", "ratio", "agreement"))
+    more = "-" if over is None else f"{over - 1:+.2%}"
+    return (name, number(perplexity, ".3f") or "-", more, number(same, ".1%", f" of {numbers['positions']}") or "-")

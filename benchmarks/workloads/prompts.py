@@ -36,24 +36,19 @@ class Sizes:
     batches: tuple[int, ...] = (8, 16, 32, 64)
 
     @property
+    def most_seqs(self) -> int:
+        return max(1, *self.batches, self.num_shared, self.num_json, self.num_chats)
+
+    @property
     def context_tokens(self) -> int:
         """Tokens that the longest sequence may need, with room."""
         chat = self.num_turns * (self.turn + self.answer)
         return max(self.prefill, self.prefix + self.own, self.prompt + self.json_answer, chat) + self.answer + 128
 
 
-QUICK = Sizes(
-    answer=32,
-    prefill=512,
-    prefix=512,
-    num_shared=16,
-    json_answer=96,
-    num_json=4,
-    num_chats=2,
-    num_turns=2,
-    batches=(8,),
-)
-"""For a look at whether everything works: ratios of so little work say little."""
+# For a look at whether everything works: ratios of so little work say little.
+_FEWER: dict[str, Any] = {"num_shared": 16, "num_json": 4, "num_chats": 2, "num_turns": 2, "batches": (8,)}
+QUICK = Sizes(answer=32, prefill=512, prefix=512, json_answer=96, **_FEWER)
 
 
 @dataclass(frozen=True)
@@ -129,23 +124,17 @@ def workloads(sizes: Sizes) -> list[PromptWorkload]:
         numbers = range(number * 1000, number * 1000 + sizes.num_chats)
         return {"chats": [prompts.draw(n, sizes.num_turns, sizes.turn) for n in numbers], "num_tokens": sizes.turn}
 
-    many = [_decode(f"batch {count} decode", count, sizes) for count in sizes.batches]
+    def decode(count: int) -> Maker:
+        return lambda prompts, number: {"prompts": prompts.questions(number, count), "num_tokens": sizes.answer}
+
     return [
-        _decode("single stream decode", 1, sizes),
-        *many,
+        PromptWorkload("single stream decode", "generate", decode(1)),
+        *(PromptWorkload(f"batch {count} decode", "generate", decode(count)) for count in sizes.batches),
         PromptWorkload(f"prefill, {sizes.prefill:,} tokens", "generate", prefill, counts="prompt"),
         PromptWorkload(f"{sizes.num_shared} requests, one prefix of {sizes.prefix:,}", "shared", shared),
         PromptWorkload(f"JSON schema, batch {sizes.num_json}", "constrained", constrained),
         PromptWorkload(f"{sizes.num_chats} chats of {sizes.num_turns} turns", "chat", chat),
     ]
-
-
-def _decode(name: str, count: int, sizes: Sizes) -> PromptWorkload:
-    return PromptWorkload(
-        name,
-        "generate",
-        lambda prompts, number: {"prompts": prompts.questions(number, count), "num_tokens": sizes.answer},
-    )
 
 
 def count(
@@ -162,8 +151,7 @@ def count(
     outputs: Sequence[list[int]] = answer["tokens"]
     asked = arguments["num_tokens"]
     if workload.job == "constrained":
-        num_valid = sum(is_valid(output) for output in outputs)
-        return RoundTime(answer["seconds"], sum(map(len, outputs)), num_valid)
+        return RoundTime(answer["seconds"], sum(map(len, outputs)), sum(map(is_valid, outputs)))
     if any(len(output) != asked for output in outputs):
         raise ValueError(f"answers of {sorted({len(output) for output in outputs})} tokens instead of {asked}")
     if workload.counts == "prompt":
