@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class _Bench:
-    """Runs the sections, methods of their names, and writes the report after each."""
+    """Runs the sections, and writes the report after each."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
@@ -69,7 +69,7 @@ class _Bench:
         try:
             for name in chosen:
                 started = time.perf_counter()
-                getattr(self, name)()
+                self._measure(name)
                 say(f"{name}: {time.perf_counter() - started:.0f} s")
                 write_json(self.arguments.json, self.report)
         finally:
@@ -77,23 +77,21 @@ class _Bench:
                 self.llm.close()
         return self.report
 
-    def suite(self) -> None:
-        self.report.suite = self._contest(list(suite_cases(self.arguments.suite)))
-
-    def maskbench(self) -> None:
-        self.report.maskbench = self._contest(list(maskbench_cases(self.arguments.maskbench)))
-
-    def regular(self) -> None:
-        self.report.regular = self._contest([*regular_cases(), choices(200)], "regex")
-
-    def speed(self) -> None:
-        self.report.speed = measure_speed(self._model(), rounds=self.arguments.rounds)
-
-    def samples(self) -> None:
-        if cases := list(suite_cases(self.arguments.suite)):
-            self.report.from_masks = sample_masks(cases, self.vocabulary, self.arguments.samples)
-            if self.arguments.model_samples:
-                self.report.from_model = sample_model(cases, self._model(), self.arguments.model_samples)
+    def _measure(self, section: str) -> None:
+        report, arguments, suite = self.report, self.arguments, list(suite_cases(self.arguments.suite))
+        match section:
+            case "suite":
+                report.suite = self._contest(suite)
+            case "maskbench":
+                report.maskbench = self._contest(list(maskbench_cases(arguments.maskbench)))
+            case "regular":
+                report.regular = self._contest([*regular_cases(), choices(200)], "regex")
+            case "speed":
+                report.speed = measure_speed(self._model(), rounds=arguments.rounds)
+            case "samples" if suite:
+                report.from_masks = sample_masks(suite, self.vocabulary, arguments.samples)
+                if arguments.model_samples:
+                    report.from_model = sample_model(suite, self._model(), arguments.model_samples)
 
     def _model(self) -> LLM:
         self.llm = self.llm or LLM(self.arguments.model, max_num_seqs=16)
@@ -105,16 +103,13 @@ class _Bench:
             return {}
         random.Random(0).shuffle(cases)  # so that a prefix is a fair sample
         with tempfile.TemporaryDirectory() as path, contextlib.ExitStack() as stack:
-            folder = Path(path)
-            write_vocabulary(self.vocabulary, folder / "vocabulary.json")
-            contestants = []
+            vocabulary, contestants = Path(path) / "vocabulary.json", []
+            write_vocabulary(self.vocabulary, vocabulary)
             for name in ENGINES:
                 budget_s = float("inf") if name == OURS else self.arguments.peer_s
                 try:
-                    command = engine_command(
-                        name, self.arguments.model, folder / "vocabulary.json", self.arguments.peers
-                    )
-                    engine = Contestant(name, command, folder / f"{name}.log", budget_s=budget_s)
+                    command = engine_command(name, self.arguments.model, vocabulary, self.arguments.peers)
+                    engine = Contestant(name, command, vocabulary.with_name(f"{name}.log"), budget_s=budget_s)
                     contestants.append(stack.enter_context(contextlib.closing(engine)))
                 except PeerError as error:
                     self.report.absent[name] = str(error)

@@ -56,9 +56,8 @@ def decode_attention(heads: Heads, contexts: Iterable[int], distinct_tokens: int
     lengths = list(contexts)
     num_keys = sum(lengths)
     num_read = num_keys if distinct_tokens is None else distinct_tokens
-    return Work(
-        num_read * heads.kv_bytes + heads.query_bytes(len(lengths)), 4.0 * heads.num_heads * heads.head_dim * num_keys
-    )
+    num_bytes = num_read * heads.kv_bytes + heads.query_bytes(len(lengths))
+    return Work(num_bytes, 4.0 * heads.num_heads * heads.head_dim * num_keys)
 
 
 def extend_attention(heads: Heads, num_tokens: int, num_prefix: int) -> Work:
@@ -70,10 +69,8 @@ def extend_attention(heads: Heads, num_tokens: int, num_prefix: int) -> Work:
 
 def linear(num_tokens: int, num_inputs: int, num_outputs: int, *, weight_bits: float = 16, itemsize: int = 2) -> Work:
     """x W^T of [num_tokens, num_inputs] and [num_outputs, num_inputs]."""
-    weights = num_inputs * num_outputs * weight_bits / 8
-    return Work(
-        weights + num_tokens * (num_inputs + num_outputs) * itemsize, 2.0 * num_tokens * num_inputs * num_outputs
-    )
+    num_bytes = num_inputs * num_outputs * weight_bits / 8 + num_tokens * (num_inputs + num_outputs) * itemsize
+    return Work(num_bytes, 2.0 * num_tokens * num_inputs * num_outputs)
 
 
 def add_norm(num_tokens: int, hidden_size: int, itemsize: int = 2) -> Work:

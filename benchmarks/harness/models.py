@@ -107,18 +107,16 @@ def write_light_model(model: str, folder: Path) -> Path:
     source = locate(model)
     folder.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
-        for name in _TOKENIZER_FILES:
-            if (source / name).is_file():
-                shutil.copy(source / name, folder / name)
+        for path in [source / name for name in _TOKENIZER_FILES if (source / name).is_file()]:
+            shutil.copy(path, folder)
         vocab_size = int(json.loads((source / "config.json").read_text())["vocab_size"])
     else:
         parts = read_gguf_tokenizer(GGUFFile(source))
         write_tokenizer(parts, folder)
         vocab_size = len(parts.spellings)
-    (folder / "config.json").write_text(json.dumps({**_SHAPE, "vocab_size": vocab_size}) + "\n")
-    generator = torch.Generator().manual_seed(0)
-    tensors = {}
-    for parameter in list_parameters(read_config({**_SHAPE, "vocab_size": vocab_size})):
+    config, generator, tensors = {**_SHAPE, "vocab_size": vocab_size}, torch.Generator().manual_seed(0), {}
+    (folder / "config.json").write_text(json.dumps(config) + "\n")
+    for parameter in list_parameters(read_config(config)):
         for name, size in parameter.sources:
             tensor = torch.ones(size)
             if len(size) > 1:

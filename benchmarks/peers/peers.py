@@ -97,10 +97,8 @@ def make_run(arguments: argparse.Namespace) -> PeerRun:
 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, str]:
-    speculation = "off" if arguments.no_speculation else None
-    asked = {name: getattr(arguments, name) for name in ("quantization", "kv_cache_dtype")} | {
-        "speculation": speculation
-    }
+    asked = {name: getattr(arguments, name) for name in ("quantization", "kv_cache_dtype")}
+    asked |= {"speculation": "off" if arguments.no_speculation else None}
     return {name: value for name, value in asked.items() if value is not None}
 
 

@@ -121,29 +121,29 @@ def written(plan: Plan, pieces: Callable[[tuple[str, ...], str], tuple[str, str]
 
 def plan_of(ops: Sequence[Op]) -> Plan:
     """A recorded program as data."""
-    roles: dict[int, str] = {}
-    return [_instruction(op, roles) for op in ops]
-
-
-def _instruction(op: Op, roles: dict[int, str]) -> list[Any]:
-    """A recorded instruction as data; `roles` has the message that is open in each branch."""
-    match op:
-        case Text():
-            known = [part for part in op.parts if not isinstance(part, Hole)]  # only templates have holes
-            return ["text", op.branch, [part if isinstance(part, str) else [part.branch, part.name] for part in known]]
-        case Gen():
-            pattern = op.grammar.pattern if isinstance(op.grammar, Regex) else None
-            return ["gen", op.branch, op.name, op.sampling.max_tokens, pattern]
-        case Select():
-            return ["select", op.branch, op.name, list(op.choices)]
-        case Fork() | Join():
-            return ["fork" if isinstance(op, Fork) else "join", op.branch, list(op.children)]
-        case RoleBegin():
-            roles[op.branch] = op.role
-            return ["role", op.branch, op.role]
-        case RoleEnd():
-            return ["end", op.branch, roles[op.branch]]
-    raise NotImplementedError(f"the workloads have no {type(op).__name__}")
+    plan: Plan = []
+    roles: dict[int, str] = {}  # of the message that is open in each branch
+    for op in ops:
+        match op:
+            case Text():
+                known = [part for part in op.parts if not isinstance(part, Hole)]  # only templates have holes
+                parts = [part if isinstance(part, str) else [part.branch, part.name] for part in known]
+                plan.append(["text", op.branch, parts])
+            case Gen():
+                pattern = op.grammar.pattern if isinstance(op.grammar, Regex) else None
+                plan.append(["gen", op.branch, op.name, op.sampling.max_tokens, pattern])
+            case Select():
+                plan.append(["select", op.branch, op.name, list(op.choices)])
+            case Fork() | Join():
+                plan.append(["fork" if isinstance(op, Fork) else "join", op.branch, list(op.children)])
+            case RoleBegin():
+                roles[op.branch] = op.role
+                plan.append(["role", op.branch, op.role])
+            case RoleEnd():
+                plan.append(["end", op.branch, roles[op.branch]])
+            case _:
+                raise NotImplementedError(f"the workloads have no {type(op).__name__}")
+    return plan
 
 
 def check(plans: Sequence[Plan], answer: Mapping[str, Any]) -> Found:

@@ -50,46 +50,42 @@ class Script:
     """
 
     def __init__(self, *texts: str) -> None:
-        self._ops: list[Op] = [Text(0, (text,)) for text in texts]
+        self.ops: tuple[Op, ...] = tuple(Text(0, (text,)) for text in texts)
         self._num_branches = 1
         self._num_values = 0
 
-    @property
-    def ops(self) -> tuple[Op, ...]:
-        return tuple(self._ops)
-
     def text(self, *parts: str | Ref, branch: int = 0) -> None:
-        self._ops.append(Text(branch, parts))
+        self.ops += (Text(branch, parts),)
 
     def message(self, role: str, *parts: str | Ref, branch: int = 0) -> None:
-        self._ops += [RoleBegin(branch, role), Text(branch, parts), RoleEnd(branch)]
+        self.ops += (RoleBegin(branch, role), Text(branch, parts), RoleEnd(branch))
 
     def answer(self, max_tokens: int, *, branch: int = 0) -> Ref:
         """A message of the assistant that is generated."""
-        self._ops.append(RoleBegin(branch, "assistant"))
+        self.ops += (RoleBegin(branch, "assistant"),)
         value = self.gen(max_tokens, branch=branch)
-        self._ops.append(RoleEnd(branch))
+        self.ops += (RoleEnd(branch),)
         return value
 
     def gen(self, max_tokens: int, *, branch: int = 0, grammar: GrammarSpec | None = None) -> Ref:
         value = self._value(branch)
         sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=grammar is None)
-        self._ops.append(Gen(branch, value.name, sampling, grammar))
+        self.ops += (Gen(branch, value.name, sampling, grammar),)
         return value
 
     def select(self, choices: Sequence[str], *, branch: int = 0) -> Ref:
         value = self._value(branch)
-        self._ops.append(Select(branch, value.name, tuple(choices), "token_length_normalized"))
+        self.ops += (Select(branch, value.name, tuple(choices), "token_length_normalized"),)
         return value
 
     def fork(self, count: int, *, branch: int = 0) -> tuple[int, ...]:
         children = tuple(range(self._num_branches, self._num_branches + count))
         self._num_branches += count
-        self._ops.append(Fork(branch, children))
+        self.ops += (Fork(branch, children),)
         return children
 
     def join(self, children: Sequence[int], *, branch: int = 0) -> None:
-        self._ops.append(Join(branch, tuple(children)))
+        self.ops += (Join(branch, tuple(children)),)
 
     def _value(self, branch: int) -> Ref:
         self._num_values += 1
@@ -124,19 +120,14 @@ def mmlu(size: Size, prose: Prose) -> Iterator[Script]:
         subject = prose.words(2)
         asked = []
         for _ in range(NUM_SHOTS + num_questions):
-            choices = [prose.words(3) for _ in _LETTERS]
-            asked.append((_letters(prose.text(size.length(24)), choices), prose.random.choice(_LETTERS)))
+            lettered = "\n".join(f"{letter}. {prose.words(3)}" for letter in _LETTERS)
+            asked.append((f"{prose.text(size.length(24))}\n{lettered}\nAnswer:", prose.random.choice(_LETTERS)))
         solved = "".join(f"{question} {answer}\n\n" for question, answer in asked[:NUM_SHOTS])
         for question, _ in asked[NUM_SHOTS:]:
             head = f"The following are multiple choice questions (with answers) about {subject}.\n\n{solved}"
             script = Script(head, question)
             script.gen(1)
             yield script
-
-
-def _letters(text: str, choices: Sequence[str]) -> str:
-    lettered = "\n".join(f"{letter}. {choice}" for letter, choice in zip(_LETTERS, choices, strict=True))
-    return f"{text}\n{lettered}\nAnswer:"
 
 
 @_workload("hellaswag", "HellaSwag, select", "one preamble, then the question for its four endings", seed=2)
