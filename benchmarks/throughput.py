@@ -74,11 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def _complete_all(server: ServerProcess, prompts: list[list[int]], *, num_tokens: int) -> float:
-    """Seconds until all prompts, sent at once, are answered.
-
-    Raises:
-        RuntimeError: an answer has not as many tokens as were asked for.
-    """
+    """Seconds until all prompts, sent at once, are answered. Raises RuntimeError: an answer has not as many tokens as
+    were asked for."""
     options = {"model": server.model, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True}
     bodies = [json.dumps({"prompt": prompt, **options}).encode() for prompt in prompts]
     async with Wire(server.url) as wire:
@@ -91,12 +88,8 @@ async def _complete_all(server: ServerProcess, prompts: list[list[int]], *, num_
 
 
 class TransformersReference:
-    """A LlamaForCausalLM made of our own dequantised tensors.
-
-    Raises:
-        ImportError: transformers is not installed.
-        ModelError: the model is not a GGUF file of the Llama architecture.
-    """
+    """A LlamaForCausalLM made of our own dequantised tensors. Raises ImportError: transformers is not installed.
+    ModelError: the model is not a GGUF file of the Llama architecture."""
 
     def __init__(self, model: str, dtype: torch.dtype) -> None:
         transformers: Any = importlib.import_module("transformers")

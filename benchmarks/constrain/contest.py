@@ -82,11 +82,8 @@ class Score(msgspec.Struct):
 
 
 class Contestant:
-    """An engine in a process; `left_s` is the time that it may still take, after which it is left out.
-
-    Raises:
-        PeerError: it does not start.
-    """
+    """An engine in a process; `left_s` is the time that it may still take, after which it is left out. Raises
+    PeerError: it does not start."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, *, budget_s: float, limit_s: float = 40.0) -> None:
         self.name = name
@@ -125,11 +122,8 @@ class Contestant:
 
 
 def engine_command(name: str, model: str, vocabulary: Path, peers: str | None) -> list[str]:
-    """The command that serves an engine: peers run in the interpreter `peers` and read the file `vocabulary`.
-
-    Raises:
-        PeerError: there is no interpreter for a peer.
-    """
+    """The command that serves an engine: peers run in the interpreter `peers` and read the file `vocabulary`. Raises
+    PeerError: there is no interpreter for a peer."""
     is_peer = name not in (OURS, "llguidance")
     if is_peer and peers is None:
         raise PeerError("no --peers")

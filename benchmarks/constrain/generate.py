@@ -90,10 +90,7 @@ class Samples(msgspec.Struct):
 
 def draw_word(grammar: Grammar, vocabulary: Vocabulary, rng: random.Random, max_tokens: int) -> str | None:
     """A word of tokens each drawn evenly from those allowed, led to its end by the budget; None if it did not fit.
-
-    Raises:
-        MatcherError: the masks led to a dead end.
-    """
+    Raises MatcherError: the masks led to a dead end."""
     matcher = grammar.matcher()
     mask = np.zeros((vocabulary.size + 31) // 32, dtype=np.int32)
     taken: list[int] = []

@@ -71,12 +71,8 @@ def random_engine(config: EngineConfig) -> Engine:
 
 
 def byte_tokenizer(vocab_size: int) -> Tokenizer:
-    """A tokenizer of single bytes. Words, of which texts are never made, take the other ids below `vocab_size`, so
-    that every id means something; the last one ends a turn.
-
-    Raises:
-        ValueError: there are more bytes than ids.
-    """
+    """A tokenizer of single bytes. Words, of which texts are never made, take the other ids below `vocab_size`, so that
+    every id means something; the last one ends a turn. Raises ValueError: there are more bytes than ids."""
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     if vocab_size <= len(letters):
         raise ValueError(f"vocab_size must be above {len(letters)}, got {vocab_size}")
@@ -100,10 +96,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.ji
 
 def write_light_model(model: str, folder: Path) -> Path:
     """Writes a decoder of two narrow layers with random weights, and the tokenizer of `model`; returns the folder.
-
-    Raises:
-        ModelError: there is no such model, or its tokenizer cannot be used.
-    """
+    Raises ModelError: there is no such model, or its tokenizer cannot be used."""
     source = locate(model)
     folder.mkdir(parents=True, exist_ok=True)
     if source.is_dir():

@@ -96,11 +96,8 @@ class Wire:
             raise
 
     async def post(self, path: str, body: bytes) -> Any:
-        """The JSON that a request of JSON is answered with.
-
-        Raises:
-            EngineError: it is an error, as the API tells one.
-        """
+        """The JSON that a request of JSON is answered with. Raises EngineError: it is an error, as the API tells
+        one."""
         answer = await self.ask("POST", path, body)
         found = json.loads(await answer.read())
         if answer.status != _OK:

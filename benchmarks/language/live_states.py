@@ -139,8 +139,7 @@ async def measure_held(body: str, num_states: int) -> StateCost:
         if not all(state.ret_value == "yes" for state in await asyncio.gather(*tasks)):
             raise RuntimeError("a program that was held did not get its value")
 
-    all_wait = lambda: backend.num_held == num_states  # noqa: E731
-    return await _measured(f"{body} body", _BODIES[body], backend, num_states, all_wait, release)
+    return await _measured(body, "", backend, num_states, lambda: backend.num_held == num_states, release)
 
 
 async def measure_waiting(body: str, num_states: int, model: str) -> StateCost:
@@ -158,30 +157,28 @@ async def measure_waiting(body: str, num_states: int, model: str) -> StateCost:
             await asyncio.gather(*tasks, endless, return_exceptions=True)
             await _until(lambda: not stats().waiting + stats().running)
 
-        case, all_wait = f"{body} body, in the engine", lambda: stats().waiting == num_states
-        return await _measured(case, _BODIES[body], backend, num_states, all_wait, cancel)
+        all_wait = lambda: stats().waiting == num_states  # noqa: E731
+        return await _measured(body, ", in the engine", backend, num_states, all_wait, cancel)
 
 
-async def _measured(
-    case: str,
-    function: Function[Any],
-    backend: Any,
-    num_states: int,
-    all_wait: Callable[[], bool],
-    end: Callable[[Sequence[asyncio.Task[Any]]], Awaitable[None]],
-) -> StateCost:
+Check = Callable[[], bool]
+End = Callable[[Sequence[asyncio.Task[Any]]], Awaitable[None]]
+
+
+async def _measured(body: str, where: str, backend: Any, num_states: int, all_wait: Check, end: End) -> StateCost:
     """Cost of states from where all wait, until `end` has ended them."""
     before, num_threads, started = _resident_bytes(), threading.active_count(), time.perf_counter()
-    tasks = [asyncio.create_task(function.arun(number, backend=backend)) for number in range(num_states)]
+    tasks = [asyncio.create_task(_BODIES[body].arun(number, backend=backend)) for number in range(num_states)]
     await _until(all_wait)
     start_s = time.perf_counter() - started
     resident_bytes, num_more_threads = (_resident_bytes() - before) / num_states, threading.active_count() - num_threads
     released = time.perf_counter()
     await end(tasks)
-    return StateCost(case, num_states, resident_bytes, num_more_threads, start_s, time.perf_counter() - released)
+    end_s = time.perf_counter() - released
+    return StateCost(f"{body} body{where}", num_states, resident_bytes, num_more_threads, start_s, end_s)
 
 
-async def _until(done: Callable[[], bool]) -> None:
+async def _until(done: Check) -> None:
     while not done():
         await asyncio.sleep(_POLL_S)
 

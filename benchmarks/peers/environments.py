@@ -99,11 +99,8 @@ def peers_folder() -> Path:
 
 
 def run_command(command: Sequence[str], log: Path, variables: Mapping[str, str] | None = None) -> None:
-    """Runs a command to its end; `log` gets what it prints, and exists afterwards.
-
-    Raises:
-        PeerError: it failed or did not end in time.
-    """
+    """Runs a command to its end; `log` gets what it prints, and exists afterwards. Raises PeerError: it failed or did
+    not end in time."""
     what = " ".join(command[1:4]).strip().partition("\n")[0]
     say(f"{what} ...")
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -187,11 +184,8 @@ def model_folder(source: Path) -> Path:
 
 
 def make_tokenizer(source: Path, target: Path) -> Path:
-    """The folder `target` with the tokenizer of a GGUF file, made if it is not there.
-
-    Raises:
-        PeerError: the tokenizer is of a kind that this does not write.
-    """
+    """The folder `target` with the tokenizer of a GGUF file, made if it is not there. Raises PeerError: the tokenizer
+    is of a kind that this does not write."""
 
     from ..harness.models import write_tokenizer  # needs torch
 

@@ -18,11 +18,10 @@ from ...runtime.runner.host import num_threads
 from ...runtime.tokenizer.load import load_tokenizer
 from ..harness.report import describe_machine, now, versions, write_json, write_text
 from ..workloads.prompts import QUICK, Prompts, Sizes, workloads
-from .contest import PeerRun, measure_peer, measure_quality_of_ours
+from .contest import PeerReport, PeerRun, measure_peer, measure_quality_of_ours, tables
 from .environments import KINDS, peers_folder
 from .process import PeerError
 from .programs import measure as measure_programs
-from .report import PeerReport, tables
 
 EXTRAS = ("start", "quality", "programs")
 """Measurements besides the workloads: fresh processes (and their memory), numbers, programs."""

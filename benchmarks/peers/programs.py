@@ -23,10 +23,9 @@ from ...runtime.tokenizer.tokenizer import Tokenizer
 from ..harness.report import geometric_means, say
 from ..harness.server_process import ServerProcess
 from ..workloads.programs import WORKLOADS, Size
-from .contest import Key, OursFailedError, PeerRun, Turns, Work
+from .contest import Key, OursFailedError, Pairs, PeerRow, PeerRun, Turns, Work
 from .environments import KINDS, make_environment, make_model, make_tokenizer, model_folder
 from .process import OURS, PeerError, Side
-from .report import Pairs, PeerRow
 from .sides.peer_walk import Plan, first_texts
 
 # -- Programs as data --------------------------------------------------------------------------------------------------
@@ -226,11 +225,8 @@ Results = dict[str, dict[Key, Pairs[Found]]]  # by peers' names
 
 
 def measure(run: PeerRun, emit: Callable[[PeerRow], None]) -> list[str]:
-    """Measures all peers: what was left out, and why. `emit` gets each row at the end.
-
-    Raises:
-        PeerError: our own side failed.
-    """
+    """Measures all peers: what was left out, and why. `emit` gets each row at the end. Raises PeerError: our own side
+    failed."""
     contest = ProgramContest(run, QUICK_SIZES if run.quick else SIZES)
     options = {"model": run.model, "settings": {"max_num_seqs": _MAX_SEQS, **run.settings}}
     with closing(run.side(OURS, "programs", None, options)) as ours:
@@ -258,11 +254,8 @@ class ProgramContest:
         self._deadline = time.monotonic() + min(run.limit_s, _LIMIT_S)
 
     def prepare(self, side: Side) -> None:
-        """Waits for a side, and has it run each workload once, so that what it makes once is made.
-
-        Raises:
-            PeerError: it is not there.
-        """
+        """Waits for a side, and has it run each workload once, so that what it makes once is made. Raises PeerError: it
+        is not there."""
         side.wait_ready(_READY_S)
         for name in self._warm_up.names:
             plans = self._warm_up.make(name, 0, 1, roles=side.name == OURS)

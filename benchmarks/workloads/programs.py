@@ -283,11 +283,9 @@ def retrieval(size: Size, prose: Prose) -> Iterator[Script]:
     weights = [1 / rank for rank in range(1, len(pool) + 1)]
     head = f"Answer questions with short factual answers.\n\n{prose.text(size.length(90))}\n\n"
     for _ in range(size.programs(10, least=4)):
-        passages: list[str] = []
+        passages: dict[str, None] = {}
         while len(passages) < 3:
-            (passage,) = prose.random.choices(pool, weights)
-            if passage not in passages:
-                passages.append(passage)
+            passages |= dict.fromkeys(prose.random.choices(pool, weights))
         script = Script(head, *passages, f"Question: {prose.text(12)}\nAnswer:")
         script.gen(size.length(12))
         yield script

@@ -143,11 +143,8 @@ def count(
     answer: Mapping[str, Any],
     is_valid: Callable[[list[int]], bool],
 ) -> RoundTime:
-    """Counts a side's answer.
-
-    Raises:
-        ValueError: it has fewer tokens than it was asked for, so that its time would not be that of the same work.
-    """
+    """Counts a side's answer. Raises ValueError: it has fewer tokens than it was asked for, so that its time would not
+    be that of the same work."""
     outputs: Sequence[list[int]] = answer["tokens"]
     asked = arguments["num_tokens"]
     if workload.job == "constrained":

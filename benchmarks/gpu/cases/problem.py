@@ -11,6 +11,7 @@ import gc
 import importlib
 import math
 import time
+import timeit
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -87,10 +88,7 @@ class Problem(Generic[Inputs]):
 
 def measure(problem: Problem[Inputs], settings: Settings) -> Iterator[Row]:
     """The row of a problem, twice: ours alone, then ours again with peers between. Their difference is the noise.
-
-    Raises:
-        ValueError: ours is wrong. A wrong peer has no time, and a note.
-    """
+    Raises ValueError: ours is wrong. A wrong peer has no time, and a note."""
     torch.manual_seed(0)
     row = problem.row()
     sets = [problem.make(seed) for seed in range(num_input_sets(problem.work.bytes, quick=settings.tiny))]
@@ -169,7 +167,7 @@ def num_input_sets(num_bytes: float, *, quick: bool) -> int:
 def time_calls(calls: Sequence[Call], *, device: str, target_s: float = 0.12) -> list[float]:
     """Seconds of one call, repeatedly, taking turns among `calls`, which do the same on different inputs."""
     if torch.device(device).type != "cuda":  # a few by the host's clock: enough to see that the path works
-        return [_on_host(call) for call in [*calls, *calls][:4]]
+        return [timeit.timeit(call, number=1) for call in [*calls, *calls][:4]]
     for call in calls:  # compiles, and makes what is made once
         call()
     torch.cuda.synchronize()
@@ -193,12 +191,6 @@ def relative_error(out: torch.Tensor, reference: torch.Tensor) -> float:
     if out.shape != reference.shape or not bool(torch.isfinite(out).all()):
         return math.inf
     return float((out - reference).norm() / reference.norm().clamp_min(1e-30))
-
-
-def _on_host(call: Call) -> float:
-    started = time.perf_counter()
-    call()
-    return time.perf_counter() - started
 
 
 def _run(calls: Sequence[Call], rounds: int) -> None:

@@ -25,11 +25,7 @@ _MODEL = "model"
 
 class ServerClient:
     """`options`: client ("vllm" or "llama.cpp server"), model_file, tokenizer (a folder), threads, max_num_seqs,
-    max_model_len, cache_gib.
-
-    Raises:
-        RuntimeError: the server did not start.
-    """
+    max_model_len, cache_gib. Raises RuntimeError: the server did not start."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._is_vllm = options["client"] == "vllm"

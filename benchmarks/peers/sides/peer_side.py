@@ -55,11 +55,8 @@ class Client(Protocol):
     """Engine of a side that is given programs."""
 
     def run(self, plans: list[Any], at_once: int, stop_s: float) -> dict[str, Any]:
-        """Runs programs, and begins none after `stop_s`; see `plan.check` for what it returns.
-
-        Raises:
-            NotImplementedError: there are no means for these.
-        """
+        """Runs programs, and begins none after `stop_s`; see `plan.check` for what it returns. Raises
+        NotImplementedError: there are no means for these."""
 
 
 def _timed(work: Callable[..., list[list[int]]]) -> Callable[..., dict[str, Any]]:

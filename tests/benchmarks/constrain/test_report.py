@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from bough.benchmarks.constrain.constrain import ConstrainReport, Standing, charts, goal_table, goals, lines
 from bough.benchmarks.constrain.contest import Outcome
-from bough.benchmarks.constrain.report import ConstrainReport, Standing, charts, goal_table, goals, lines
 from bough.benchmarks.harness.pictures import picture
 
 

@@ -17,7 +17,22 @@ import pytest
 from bough.benchmarks.peers import contest as peer_contest
 from bough.benchmarks.peers import environments as peer_environments
 from bough.benchmarks.peers import peers
-from bough.benchmarks.peers.contest import Key, PeerRun, Turns, judge, prompt_rounds, take_turns
+from bough.benchmarks.peers.contest import (
+    Key,
+    Pairs,
+    PeerReport,
+    PeerRow,
+    PeerRun,
+    Quality,
+    Starts,
+    Turns,
+    judge,
+    prompt_rounds,
+    row_of,
+    start_rows,
+    tables,
+    take_turns,
+)
 from bough.benchmarks.peers.environments import (
     RECIPES,
     TORCH,
@@ -27,16 +42,6 @@ from bough.benchmarks.peers.environments import (
     run_command,
 )
 from bough.benchmarks.peers.process import PeerError, Side, side_command
-from bough.benchmarks.peers.report import (
-    Pairs,
-    PeerReport,
-    PeerRow,
-    Quality,
-    Starts,
-    row_of,
-    start_rows,
-    tables,
-)
 from bough.benchmarks.peers.sides import peer_side
 from bough.benchmarks.workloads.prompts import QUICK, Prompts, PromptWorkload, RoundTime, Sizes, count, workloads
 from bough.cli import bench

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bough.benchmarks.peers import contest as peer_contest
+from bough.benchmarks.peers.contest import Pairs
 from bough.benchmarks.peers.programs import (
     BEST,
     BEST_CLIENT,
@@ -25,7 +26,6 @@ from bough.benchmarks.peers.programs import (
     failures,
     rows_of,
 )
-from bough.benchmarks.peers.report import Pairs
 from bough.benchmarks.peers.sides import peer_side
 from bough.benchmarks.peers.sides.peer_bough import BoughClient
 from bough.benchmarks.peers.sides.peer_walk import (
