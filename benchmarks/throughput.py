@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
 import json
 import statistics
 import time
 from typing import Any
 
 import torch
+import transformers
 
 from ..runtime.checkpoints.checkpoint import GGUFCheckpoint
 from ..runtime.checkpoints.config import read_config
 from ..runtime.checkpoints.gguf_file import GGUFFile
 from ..runtime.models.load import locate, resolve_dtype
 from ..runtime.protocol.config import EngineConfig
-from ..runtime.protocol.errors import BoughError, ModelError
+from ..runtime.protocol.errors import ModelError
 from ..runtime.tokenizer.load import load_tokenizer
 from .harness.report import write_json
 from .harness.server_process import ServerProcess
 from .harness.wire import Wire
+from .peers.sides.peer_transformers import generate_greedily
 from .workloads.prose import Prose
 
 REQUESTS = 16
@@ -30,10 +31,7 @@ LENGTH = 64  # tokens of a prompt, and of an answer
 
 def run(arguments: argparse.Namespace) -> int:
     dtype = resolve_dtype(arguments.dtype, "cpu")
-    try:
-        reference = TransformersReference(arguments.model, dtype)
-    except ImportError:
-        raise BoughError("the comparison needs transformers: pip install transformers") from None
+    reference = TransformersReference(arguments.model, dtype)
     tokenizer, prose = load_tokenizer(locate(arguments.model)), Prose(0)
 
     def new_prompts() -> list[list[int]]:
@@ -88,11 +86,10 @@ async def _complete_all(server: ServerProcess, prompts: list[list[int]], *, num_
 
 
 class TransformersReference:
-    """A LlamaForCausalLM made of our own dequantised tensors. Raises ImportError: transformers is not installed.
-    ModelError: the model is not a GGUF file of the Llama architecture."""
+    """A LlamaForCausalLM made of our own dequantised tensors. Raises ModelError: the model is not a GGUF file
+    of the Llama architecture."""
 
     def __init__(self, model: str, dtype: torch.dtype) -> None:
-        transformers: Any = importlib.import_module("transformers")
         path = locate(model)
         if not path.is_file():
             raise ModelError(f"{model} is not a .gguf file, which this comparison needs")
@@ -103,7 +100,8 @@ class TransformersReference:
         checkpoint = GGUFCheckpoint(file, config)
         tensors = {name: checkpoint.read(name).to(dtype) for name in checkpoint.shapes}
         theirs = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-        self._model: Any = transformers.LlamaForCausalLM(theirs).to(dtype).eval()
+        made: Any = transformers.LlamaForCausalLM(theirs)
+        self._model: Any = made.to(dtype).eval()
         # The output head may be the embedding, and rotary frequencies are computed: neither is in the file.
         missing, unexpected = self._model.load_state_dict(tensors, strict=False)
         missing = [name for name in missing if not (config.tie_embeddings and name == "lm_head.weight")]
@@ -113,7 +111,5 @@ class TransformersReference:
 
     def generate(self, prompt: list[int], num_tokens: int) -> list[int]:
         """Greedy continuation of exactly `num_tokens` tokens."""
-        from .peers.sides.peer_transformers import generate_greedily
-
         (output,) = generate_greedily(self._model, [prompt], num_tokens)
         return output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -154,7 +155,8 @@ class ContestResult:
     @property
     def bound(self) -> float:
         """Ratio if nothing of our time were left but the model's own."""
-        return self.rounds[THEIRS].wall_s / self.rounds[OURS].forward_s
+        forward_s = statistics.median(each.counted.forward_s for each in self.rounds[OURS].rounds)
+        return self.rounds[THEIRS].wall_s / forward_s
 
 
 async def measure_contest(

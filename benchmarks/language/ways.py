@@ -245,10 +245,6 @@ class WayRounds:
         return statistics.median(each.wall_s for each in self.rounds)
 
     @property
-    def forward_s(self) -> float:
-        return statistics.median(each.counted.forward_s for each in self.rounds)
-
-    @property
     def requests(self) -> float:
         """A program."""
         return self.rounds[0].counted.num_requests / self.num_programs

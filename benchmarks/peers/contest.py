@@ -399,13 +399,10 @@ def _measure_starts(name: str, start: Callable[..., Side], run: PeerRun, report:
     report.rows += start_rows(ours, theirs)
 
 
-def take_turns(
-    starters: Sequence[tuple[Starts, Callable[[], Side]]],
-    num_rounds: int,
-    prompts: Prompts,
-    sizes: Sizes,
-    limit_s: float,
-) -> None:
+Starter = tuple[Starts, Callable[[], Side]]
+
+
+def take_turns(starters: Sequence[Starter], num_rounds: int, prompts: Prompts, sizes: Sizes, limit_s: float) -> None:
     """Starts `num_rounds` fresh processes of each side, in turn; fewer where there is no time for another. Raises
     PeerError: one did not come up, or failed, in time."""
     deadline, took_s = time.monotonic() + limit_s, 0.0

@@ -183,10 +183,9 @@ def model_folder(source: Path) -> Path:
     return peers_folder() / "models" / f"{source.stem}-{_digest(text)}"
 
 
-def make_tokenizer(source: Path, target: Path) -> Path:
-    """The folder `target` with the tokenizer of a GGUF file, made if it is not there. Raises PeerError: the tokenizer
+def make_tokenizer(source: Path) -> Path:
+    """A folder with the tokenizer of a GGUF file, made if it is not there. Raises PeerError: the tokenizer
     is of a kind that this does not write."""
-
     from ..harness.models import write_tokenizer  # needs torch
 
     def write(part: Path) -> None:
@@ -196,4 +195,4 @@ def make_tokenizer(source: Path, target: Path) -> Path:
         part.mkdir()
         write_tokenizer(parts, part)
 
-    return _made_once(target, write)
+    return _made_once(model_folder(source) / "tokenizer", write)

@@ -24,7 +24,7 @@ from ..harness.report import geometric_means, say
 from ..harness.server_process import ServerProcess
 from ..workloads.programs import WORKLOADS, Size
 from .contest import Key, OursFailedError, Pairs, PeerRow, PeerRun, Turns, Work
-from .environments import KINDS, make_environment, make_model, make_tokenizer, model_folder
+from .environments import KINDS, make_environment, make_model, make_tokenizer
 from .process import OURS, PeerError, Side
 from .sides.peer_walk import Plan, first_texts
 
@@ -180,10 +180,8 @@ def check(plans: Sequence[Plan], answer: Mapping[str, Any]) -> Found:
 
 
 SGLANG = "sglang"  # SGLang's language on our own server: no peer of our engine's, but of programs that run in it
-_MAX_SEQS = 64
-_CONTEXT_TOKENS = 2048
-_SLOTS = 32
-_SLOT_TOKENS = 1024
+_SEQS = (64, 2048)  # at most so many sequences of so many tokens
+_SLOTS = (32, 1024)  # of llama.cpp in the process
 
 
 @dataclass(frozen=True)
@@ -201,7 +199,7 @@ class Peer:
 
 PEERS = (
     Peer("openvino", "continuous batching in the process", "openvino", "openvino", driven=True),
-    Peer("llama.cpp", f"{_SLOTS} sequences in the process", "llama.cpp", driven=True),
+    Peer("llama.cpp", f"{_SLOTS[0]} sequences in the process", "llama.cpp", driven=True),
     Peer("vllm", "server, openai client", "vllm", "vllm"),
     Peer("llama.cpp server", "llama-cpp-python's, openai client", "clients", limited=True),
     Peer("guidance", "on llama.cpp", "clients", limited=True),
@@ -228,7 +226,7 @@ def measure(run: PeerRun, emit: Callable[[PeerRow], None]) -> list[str]:
     """Measures all peers: what was left out, and why. `emit` gets each row at the end. Raises PeerError: our own side
     failed."""
     contest = ProgramContest(run, QUICK_SIZES if run.quick else SIZES)
-    options = {"model": run.model, "settings": {"max_num_seqs": _MAX_SEQS, **run.settings}}
+    options = {"model": run.model, "settings": {"max_num_seqs": _SEQS[0], **run.settings}}
     with closing(run.side(OURS, "programs", None, options)) as ours:
         contest.prepare(ours)
         peers = (*(peer for peer in PEERS if peer.engine in run.peers), LANGUAGE)
@@ -291,15 +289,10 @@ class ProgramContest:
             if peer is LANGUAGE:
                 options = self._our_server(stack)
             else:
-                slots, source = peer.name == "llama.cpp", locate(run.model)
-                options = {
-                    "model_file": str(make_model(KINDS[peer.engine], run.model, interpreter)),
-                    "tokenizer": str(make_tokenizer(source, model_folder(source) / "tokenizer")),
-                    "threads": run.threads,
-                    "max_num_seqs": _SLOTS if slots else _MAX_SEQS,
-                    "max_model_len": _SLOT_TOKENS if slots else _CONTEXT_TOKENS,
-                    "cache_gib": 4,
-                }
+                num_seqs, num_tokens = _SLOTS if peer.name == "llama.cpp" else _SEQS
+                options = {"threads": run.threads, "max_num_seqs": num_seqs, "max_model_len": num_tokens}
+                options |= {"cache_gib": 4, "model_file": str(make_model(KINDS[peer.engine], run.model, interpreter))}
+                options["tokenizer"] = str(make_tokenizer(locate(run.model)))
             yield stack.enter_context(closing(run.side(peer.name, "programs", interpreter, options)))
 
     def _our_server(self, stack: ExitStack) -> dict[str, Any]:

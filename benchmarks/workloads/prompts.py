@@ -11,6 +11,7 @@ from ...constrain.json_schema.validate import violations
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from .prose import QUESTIONS, Prose
 
+Facts = Mapping[str, Any]
 Maker = Callable[["Prompts", int], dict[str, Any]]
 
 SCHEMA, RESIDENT = (Path(__file__).with_name(f"{name}.json").read_text().rstrip() for name in ("character", "resident"))
@@ -137,18 +138,13 @@ def workloads(sizes: Sizes) -> list[PromptWorkload]:
     ]
 
 
-def count(
-    workload: PromptWorkload,
-    arguments: Mapping[str, Any],
-    answer: Mapping[str, Any],
-    is_valid: Callable[[list[int]], bool],
-) -> RoundTime:
+def count(workload: PromptWorkload, arguments: Facts, answer: Facts, valid: Callable[[list[int]], bool]) -> RoundTime:
     """Counts a side's answer. Raises ValueError: it has fewer tokens than it was asked for, so that its time would not
     be that of the same work."""
     outputs: Sequence[list[int]] = answer["tokens"]
     asked = arguments["num_tokens"]
     if workload.job == "constrained":
-        return RoundTime(answer["seconds"], sum(map(len, outputs)), sum(map(is_valid, outputs)))
+        return RoundTime(answer["seconds"], sum(map(len, outputs)), sum(map(valid, outputs)))
     if any(len(output) != asked for output in outputs):
         raise ValueError(f"answers of {sorted({len(output) for output in outputs})} tokens instead of {asked}")
     if workload.counts == "prompt":

@@ -76,9 +76,6 @@ class Problem(Generic[Inputs]):
     def label(self) -> str:
         return " ".join([self.name, *map(str, self.cfg.values())])
 
-    def row(self) -> Row:
-        return Row(sec="C" if self.unit else "K", name=self.name, cfg=dict(self.cfg), unit=self.unit)
-
     def timed(self, row: Row, seconds: Sequence[float]) -> Row:
         """The row with the time of repetitions, and the rates that follow."""
         if self.unit:
@@ -90,7 +87,7 @@ def measure(problem: Problem[Inputs], settings: Settings) -> Iterator[Row]:
     """The row of a problem, twice: ours alone, then ours again with peers between. Their difference is the noise.
     Raises ValueError: ours is wrong. A wrong peer has no time, and a note."""
     torch.manual_seed(0)
-    row = problem.row()
+    row = Row(sec="C" if problem.unit else "K", name=problem.name, cfg=dict(problem.cfg), unit=problem.unit)
     sets = [problem.make(seed) for seed in range(num_input_sets(problem.work.bytes, quick=settings.tiny))]
     expected = None if problem.reference is None else problem.reference(sets[0])
     of_peers = expected if problem.of_peers is None else problem.of_peers(sets[0])
@@ -105,7 +102,12 @@ def measure(problem: Problem[Inputs], settings: Settings) -> Iterator[Row]:
     for name, bind in problem.peers.items():
         row.peers[name] = None
         try:
-            row.peers[name] = _time_peer(bind, sets, of_peers, max_error, settings)
+            bound = [bind(inputs) for inputs in sets]
+            if isinstance(out := getattr(sets[0], "out", None), torch.Tensor):
+                poison(out)
+            _error(bound[0](), of_peers, max_error)
+            row.peers[name] = 1e6 * median(time_calls(bound, device=settings.device))
+            del bound  # a peer's workspaces may be large
         except (AbsentError, ImportError):
             continue
         except Exception as error:  # noqa: BLE001  a missing figure, not a failure of ours
@@ -118,21 +120,6 @@ def measure(problem: Problem[Inputs], settings: Settings) -> Iterator[Row]:
     row.noise = abs(first_us - again_us) / min(first_us, again_us)
     row.note = "; ".join(notes)
     yield problem.timed(row, again if again_us <= first_us else first)
-
-
-def _time_peer(
-    bind: Callable[[Inputs], Launch],
-    sets: list[Inputs],
-    expected: torch.Tensor | None,
-    max_error: float,
-    settings: Settings,
-) -> float:
-    """Microseconds of a peer's launch. Raises whatever it raises."""
-    launches = [bind(inputs) for inputs in sets]
-    if isinstance(out := getattr(sets[0], "out", None), torch.Tensor):
-        poison(out)
-    _error(launches[0](), expected, max_error)
-    return 1e6 * median(time_calls(launches, device=settings.device))
 
 
 def _error(out: torch.Tensor, expected: torch.Tensor | None, max_error: float) -> float | None:

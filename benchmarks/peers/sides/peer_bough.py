@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import queue
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ....constrain.spec import GrammarSpec, JsonSchema
@@ -29,13 +30,10 @@ class BoughEngine:
     Threads are as many as OMP_NUM_THREADS says.
     """
 
-    def __init__(self, options: dict[str, Any]) -> None:
+    def __init__(self, options: dict[str, Any], start: Callable[[EngineConfig], Engine] = start_engine) -> None:
         settings = {"max_num_seqs": options["max_num_seqs"]} | options.get("config", {})
         config = EngineConfig(model=options["model"], **settings)
-        self._loop = EngineLoop(self._engine(config), config)
-
-    def _engine(self, config: EngineConfig) -> Engine:
-        return start_engine(config)
+        self._loop = EngineLoop(start(config), config)
 
     def generate(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
         return self._run(prompts, SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True))
@@ -87,14 +85,11 @@ class RandomBoughEngine(BoughEngine):
     kv_bytes."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        config = {name: options[name] for name in ("device", "dtype", "max_model_len")}
-        config |= {"max_batch_tokens": 8192, "kv_cache_memory": options["kv_bytes"]}
-        super().__init__(options | {"config": config})
-
-    def _engine(self, config: EngineConfig) -> Engine:
         from ...harness.models import random_engine  # needs torch
 
-        return random_engine(config)
+        config = {name: options[name] for name in ("device", "dtype", "max_model_len")}
+        config |= {"max_batch_tokens": 8192, "kv_cache_memory": options["kv_bytes"]}
+        super().__init__(options | {"config": config}, random_engine)
 
 
 @api.function

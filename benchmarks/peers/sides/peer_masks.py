@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,8 +75,7 @@ class PeerVocabulary:
     """The tokens of the model: their bytes, None for control tokens."""
 
     def __init__(self, path: str) -> None:
-        with open(path) as file:
-            content = json.load(file)
+        content = json.loads(Path(path).read_text())
         self.tokens = [None if text is None else text.encode("latin-1") for text in content["tokens"]]
         self.size: int = content["size"]
         self.eos: int = content["eos"]

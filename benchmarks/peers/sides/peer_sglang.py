@@ -17,7 +17,7 @@ import sglang  # type: ignore[import-not-found,unused-ignore]  # in its own envi
 from sglang.lang.backend.base_backend import BaseBackend  # type: ignore[import-not-found,unused-ignore]
 from sglang.lang.chat_template import get_chat_template  # type: ignore[import-not-found,unused-ignore]
 
-from .peer_walk import Plan, echoed_scores, replay
+from .peer_walk import Plan, echoed_scores, replay, values_of
 
 _OK = 200
 
@@ -93,10 +93,9 @@ class SglangClient:
         )
         programs = []
         for plan, state in zip(plans, states, strict=True):
-            ops = [op for op in plan if op[0] in ("gen", "select")]
             if (error := state.error()) is not None:
                 raise RuntimeError(str(error))
-            programs.append([[op[1], op[2], state.ret_value[op[1]][op[2]], None] for op in ops])
+            programs.append([[branch, name, state.ret_value[branch][name], None] for branch, name in values_of(plan)])
         seconds = time.perf_counter() - started
         for state, values in zip(states, programs, strict=True):
             for value in values:

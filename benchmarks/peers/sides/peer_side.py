@@ -55,7 +55,7 @@ class Client(Protocol):
     """Engine of a side that is given programs."""
 
     def run(self, plans: list[Any], at_once: int, stop_s: float) -> dict[str, Any]:
-        """Runs programs, and begins none after `stop_s`; see `plan.check` for what it returns. Raises
+        """Runs programs, and begins none after `stop_s`; see `programs.check` for what it returns. Raises
         NotImplementedError: there are no means for these."""
 
 
