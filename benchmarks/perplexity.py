@@ -271,9 +271,8 @@ def run(options: argparse.Namespace) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", default="smollm2-135m")
-    parser.add_argument(
-        "--kinds", nargs="*", default=list(TORCH_KINDS), choices=[*TORCH_KINDS, _STORED, _BFLOAT16, *_NATIVES]
-    )
+    kinds = [*TORCH_KINDS, _STORED, _BFLOAT16, *_NATIVES]
+    parser.add_argument("--kinds", nargs="*", default=list(TORCH_KINDS), choices=kinds)
     parser.add_argument("--texts", nargs="+", default=["prose"], choices=TEXTS, help="default: prose")
     parser.add_argument("--peers", nargs="*", default=[], choices=KINDS, help="engines that read the same tokens")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from ...constrain import GrammarError, JsonSchema, MatcherError, Vocabulary
 from ...constrain.compiler import compile_grammar
@@ -53,10 +54,7 @@ def measure_speed(llm: LLM, *, rounds: int) -> Speed:
         params = [SamplingParams(temperature=0.8, seed=index, max_tokens=256) for index in range(BATCH)]
         outputs, json_s = generated(llm, prompts, params, specs)
         counts = [len(output.token_ids) for output in outputs]
-        params = [
-            SamplingParams(temperature=0.8, seed=index, max_tokens=count, ignore_eos=True)
-            for index, count in enumerate(counts)
-        ]
+        params = [structs.replace(each, max_tokens=n, ignore_eos=True) for each, n in zip(params, counts, strict=True)]
         free, free_s = generated(llm, [prompt + "-" for prompt in prompts], params)
         if number < 0:
             continue
@@ -64,9 +62,8 @@ def measure_speed(llm: LLM, *, rounds: int) -> Speed:
         speed.free_tokens_per_s.append(sum(len(output.token_ids) for output in free) / free_s)
         speed.num_json_tokens += sum(counts)
         speed.total += BATCH
-        speed.valid += sum(
-            not violations(spec.schema, output.text) for spec, output in zip(specs, outputs, strict=True)
-        )
+        answers = zip(specs, outputs, strict=True)
+        speed.valid += sum(not violations(spec.schema, output.text) for spec, output in answers)
     return speed
 
 

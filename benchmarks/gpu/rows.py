@@ -81,11 +81,9 @@ class Report(msgspec.Struct, kw_only=True):
         if row.us and row.bytes and row.flops is not None and {"copy", "gemm"} <= self.ceilings.keys():
             ceiling_s = Work(row.bytes, row.flops).floor_s(self.ceilings["copy"], self.ceilings["gemm"])
             row.pct_ceiling = 100 * ceiling_s * 1e6 / row.us
-        for index, earlier in enumerate(self.rows):
-            if (earlier.sec, earlier.name, earlier.cfg) == (row.sec, row.name, row.cfg):
-                self.rows[index] = row
-                return
-        self.rows.append(row)
+        keys = [(each.sec, each.name, each.cfg) for each in (*self.rows, row)]
+        first = keys.index(keys[-1])
+        self.rows[first : first + 1] = [row]
 
 
 # -- The table ---------------------------------------------------------------------------------------------------------

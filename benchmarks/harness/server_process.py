@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import httpx
 
@@ -64,7 +64,7 @@ class Counters:
         return self.computed_tokens / self.num_steps if self.num_steps else 0.0
 
 
-class ServerProcess:
+class ServerProcess(contextlib.AbstractContextManager["ServerProcess"]):
     """A server that answers at `url`. `options` are those of `bough serve`; it ends with the `with` block.
 
     `variables` are added to its environment.
@@ -90,9 +90,6 @@ class ServerProcess:
             self.stop()
             raise
         self.model: str = self._client.get("/v1/models").json()["data"][0]["id"]
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.stop()

@@ -4,11 +4,12 @@ the processor that it needs."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import time
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from ...runtime.protocol.errors import EngineError
@@ -65,7 +66,7 @@ class HttpAnswer:
         self._connection.writer.transport.abort()
 
 
-class Wire:
+class Wire(contextlib.AbstractAsyncContextManager["Wire"]):
     """Connections to one server, each kept for the next request. Use as an async context manager, on one event loop.
 
     `buffer` is the size of the sockets' receive buffers, None: as the system has it.
@@ -125,9 +126,6 @@ class Wire:
         except BaseException:
             plug.close()
             raise
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         self.close()

@@ -383,9 +383,6 @@ async def _record(server: ServerProcess, way: Way, programs: Sequence[Ops]) -> l
 
 
 def _traffic(records: Sequence[Record], tokenizer: Tokenizer) -> Traffic:
-    count = len(records)
-    return Traffic(
-        num_bytes=sum(record.num_bytes for record in records) / count,
-        sent_tokens=sum(len(tokenizer.encode(text, special=True)) for r in records for text in r.texts) / count,
-        tokenised=sum(record.tokenised for record in records) / count,
-    )
+    sent = [sum(len(tokenizer.encode(text, special=True)) for text in record.texts) for record in records]
+    columns = ([record.num_bytes for record in records], sent, [record.tokenised for record in records])
+    return Traffic(*map(statistics.fmean, columns))

@@ -78,19 +78,16 @@ def make_run(arguments: argparse.Namespace) -> PeerRun:
         raise PeerError(f"{wrong}; there is {'; '.join(names)}")
     log = peers_folder() / "peers.log"
     log.parent.mkdir(parents=True, exist_ok=True)
+    asked = {name: getattr(arguments, name) for name in ("model", "threads", "python", "quick", "peers")}
     return PeerRun(
-        model=arguments.model,
+        **asked,
         prompts=Prompts(load_tokenizer(locate(arguments.model))),
         sizes=sizes,
         workloads=[each for each in known if each.name in chosen],
         extras=chosen.intersection(EXTRAS),
         num_rounds=arguments.rounds or (1 if arguments.quick else 5),
-        threads=arguments.threads,
         limit_s=60 * (arguments.minutes or (8 if arguments.quick else 30)),
-        python=arguments.python,
         log=log,
-        quick=arguments.quick,
-        peers=arguments.peers,
         settings=_settings(arguments),
     )
 

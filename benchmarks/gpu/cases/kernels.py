@@ -98,16 +98,8 @@ def make_inputs(
         write_slot=np.concatenate(slots),
         shared=find_shared(pages) if any(len(path) > 1 for path in paths) else (),
     )
-    return AttentionInputs(
-        batch=batch,
-        num_queries=num_queries,
-        q=q,
-        out=poison(torch.empty_like(q)),
-        keys=keys,
-        values=values,
-        page_table=torch.from_numpy(table).to(device),
-        context_len=torch.from_numpy(context_len).to(device),
-    )
+    on_device = (torch.from_numpy(each).to(device) for each in (table, context_len))
+    return AttentionInputs(batch, num_queries, q, poison(torch.empty_like(q)), keys, values, *on_device)
 
 
 def _allocate(paths: Sequence[Path], shuffler: np.random.Generator) -> list[Int32]:
