@@ -82,12 +82,8 @@ def cost_of(plan: TreePlan) -> Cost:
     seconds = merge_bytes / H200.bandwidth + (H200.launch_s if work.num_partials else 0.0)
     for launch, item_s in zip(work.launches, plan.item_s, strict=True):
         seconds += float(processor_loads(item_s, heads, TILES[launch.block_m]).max()) + H200.launch_s
-    return Cost(
-        kv_tokens=plan.kv_tokens,
-        gigabytes=(plan.kv_tokens * SHAPE.token_bytes * heads + merge_bytes + query_bytes) / 1e9,
-        layer_us=seconds * 1e6,
-        step_ms=(seconds * NUM_LAYERS + REST_S) * 1e3,
-    )
+    gigabytes = (plan.kv_tokens * SHAPE.token_bytes * heads + merge_bytes + query_bytes) / 1e9
+    return Cost(plan.kv_tokens, gigabytes, seconds * 1e6, (seconds * NUM_LAYERS + REST_S) * 1e3)
 
 
 def run(arguments: argparse.Namespace) -> int:

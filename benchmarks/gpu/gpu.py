@@ -134,16 +134,9 @@ class Run:
 
     def _compare(self, model: str, deadline: float, environment: dict[str, str]) -> None:
         tiny = not self.report.meaningful
-        comparison = Comparison(
-            model="tiny" if tiny else model,
-            peers=dict(entry.split("=", 1) for entry in self._arguments.peer_python),
-            device=self._device,
-            log=self._log,
-            deadline=deadline,
-            emit=self._take,
-            scale=1 / 64 if tiny else 1.0,
-            environment=environment,
-        )
+        name, scale = ("tiny", 1 / 64) if tiny else (model, 1.0)
+        peers = dict(entry.split("=", 1) for entry in self._arguments.peer_python)
+        comparison = Comparison(name, peers, self._device, self._log, deadline, self._take, scale, environment)
         for line in comparison.run():
             self._skip(line)
 

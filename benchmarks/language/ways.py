@@ -195,13 +195,8 @@ def texts_in(body: dict[str, Any]) -> list[str]:
 
 def texts_of(ops: Ops) -> list[str]:
     """The texts that a program holds, in blocks too."""
-    texts: list[str] = []
-    for op in all_ops(ops):
-        if isinstance(op, Text):
-            texts += (part for part in op.parts if isinstance(part, str))
-        elif isinstance(op, Select):
-            texts += op.choices
-    return texts
+    parts = [op.choices if isinstance(op, Select) else op.parts for op in all_ops(ops) if isinstance(op, Text | Select)]
+    return [part for each in parts for part in each if isinstance(part, str)]
 
 
 def prompts_of(ops: Sequence[Op], pieces: Iterable[Piece]) -> dict[Place, tuple[str, ...]]:
@@ -349,13 +344,9 @@ async def measure_workload(
     finally:
         for way in chosen:
             await way.aclose()
-    return WorkloadResult(
-        name=workload.name,
-        num_programs=len(programs),
-        rounds=rounds,
-        traffic={name: _traffic(found, tokenizer) for name, found in records.items()},
-        agreement={name: agreement(records[OneRequest.name], found) for name, found in records.items()},
-    )
+    traffic = {name: _traffic(found, tokenizer) for name, found in records.items()}
+    agreed = {name: agreement(records[OneRequest.name], found) for name, found in records.items()}
+    return WorkloadResult(workload.name, len(programs), rounds, traffic, agreed)
 
 
 _CUT = "\ufffd"  # replacement for part of a character: sent again, it is another character

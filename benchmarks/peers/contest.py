@@ -29,10 +29,11 @@ _NUM_SCORED = 1500  # tokens of the passage
 _NUMBERS_OF_A_PEER = 10_000  # more rounds than any peer has: all have prompts of their own
 _WARM_UP_TOKENS = 8
 _STRIDE = 4  # of positions, where an engine tells its choice only by generating
-FLOAT32 = "float32"
 _MORE_THAN_BEFORE = 1.2  # a round is begun if there is time for one that takes so much longer
 
+FLOAT32 = "float32"
 REST_S = 0.5  # after each turn: what a side still does once it has answered does not run beside the other
+
 # -- Rounds ------------------------------------------------------------------------------------------------------------
 
 

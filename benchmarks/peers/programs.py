@@ -47,10 +47,6 @@ class ProgramSizes:
     scale: float
     levels: tuple[Level, ...]
 
-    @property
-    def most(self) -> int:
-        return max(level.num_programs for level in self.levels)
-
 
 ONE_BY_ONE = "one by one"
 SIZES = ProgramSizes(0.5, (Level("32 at once", 32, 32), Level(ONE_BY_ONE, 4, 1)))
@@ -79,8 +75,9 @@ class Plans:
 
     def __init__(self, tokenizer: Tokenizer, sizes: ProgramSizes) -> None:
         self._tokenizer = tokenizer
-        size = Size(sizes.scale, sizes.most)
-        self._programs = {name: make(size).programs[: sizes.most] for name, make in WORKLOADS.items()}
+        most = max(level.num_programs for level in sizes.levels)
+        size = Size(sizes.scale, most)
+        self._programs = {name: make(size).programs[:most] for name, make in WORKLOADS.items()}
 
     @property
     def names(self) -> list[str]:

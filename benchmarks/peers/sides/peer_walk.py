@@ -13,6 +13,7 @@ import asyncio
 import operator
 import re
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -129,10 +130,8 @@ async def run(plans: Sequence[Plan], at_once: int, stop_s: float, ask: Ask, *, p
 
 def shared_heads(plans: Sequence[Plan]) -> list[str]:
     """The long texts that branches of more than one program begin with."""
-    counts: dict[str, int] = {}
-    for plan in plans:
-        for text in {op[2][0] for op in first_texts(plan) if isinstance(op[2][0], str)}:
-            counts[text] = counts.get(text, 0) + 1
+    heads = [{op[2][0] for op in first_texts(plan) if isinstance(op[2][0], str)} for plan in plans]
+    counts = Counter(text for texts in heads for text in texts)
     return [text for text, count in counts.items() if count > 1 and len(text) >= PRIMED_CHARS]
 
 
