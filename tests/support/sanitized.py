@@ -41,7 +41,7 @@ def missing(kind: Kind) -> str | None:
 def build(kind: Kind) -> Path:
     """Returns the library with the sanitizers of `kind`, compiled unless build/sanitized/ has it already.
 
-    Only variants that this processor can run are in it, which saves most of the time (half a minute each).
+    Only the variant that this processor runs is in it, which saves most of the time (half a minute each).
 
     Raises:
         subprocess.CalledProcessError: it cannot be compiled.
@@ -88,7 +88,7 @@ def environment(kind: Kind) -> dict[str, str]:
 
 
 def _variants() -> tuple[str, ...]:
-    """Variants that dispatch.c would take on this processor, with BOUGH_CPU or without."""
+    """The variant that dispatch.c takes on this processor; none without AVX2."""
     try:
         flags = set(Path("/proc/cpuinfo").read_text().split())
     except OSError:
@@ -96,8 +96,8 @@ def _variants() -> tuple[str, ...]:
     if not {"avx2", "fma"} <= flags:
         return ()
     if {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"} <= flags:
-        return ("avx2", "avx512")
-    return ("avx2", "avxvnni") if "avx_vnni" in flags else ("avx2",)
+        return ("avx512",)
+    return ("avxvnni",) if "avx_vnni" in flags else ("avx2",)
 
 
 def _runtime(name: str) -> Path:
