@@ -71,10 +71,11 @@ def make_environment(name: str, python: str | None = None) -> Path:
     log = folder.with_name(f"{folder.name}.log")
     run_command([base, "-m", "venv", str(folder)], log)
     pip = [str(interpreter), "-m", "pip"]
+    fresh = ["--no-cache-dir"] if recipe.variables else []  # pip keeps wheels, however they were compiled
     for requirements in recipe.steps:
         index = os.environ.get("TORCH_INDEX_URL") if requirements == (TORCH,) else None
         where = ["--index-url", index] if index else []
-        install = ["install", "--disable-pip-version-check", "--progress-bar", "off", *requirements, *where]
+        install = ["install", "--disable-pip-version-check", "--progress-bar", "off", *fresh, *requirements, *where]
         run_command([*pip, *install], log, recipe.variables)
     if recipe.removed:
         run_command([*pip, "uninstall", "--yes", *recipe.removed], log)

@@ -164,6 +164,10 @@ def test_an_environment_is_made_once(tmp_path, monkeypatch):
     assert ran[1][-3:] == (TORCH, "--index-url", "https://example.invalid/cpu") and ran[2][-2:] == (TORCH, "thing==1")
     assert ran[3][-1] == "torchvision" and "import thing" in ran[4][-1]
     assert make_environment("thing") == interpreter and len(ran) == 5
+    monkeypatch.setitem(RECIPES, "thing", Recipe((("thing==1",),), variables={"FLAGS": "-O3"}))
+    assert "--no-cache-dir" not in ran[1]
+    make_environment("thing")
+    assert "--no-cache-dir" in ran[6], "a wheel that was compiled with other flags may be kept"
 
 
 def test_what_was_not_finished_is_begun_anew(tmp_path, monkeypatch):
