@@ -58,7 +58,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Finding:
-    """What one case needs, compiled for one compute capability; `error` is None if it compiled."""
+    """Needs of one case, compiled for one compute capability; `error` is None if it compiled."""
 
     module: str
     case: str

@@ -24,7 +24,7 @@ Place = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class Needs:
-    """What a compiled kernel needs of a GPU, and the instructions that it has."""
+    """Needs of a compiled kernel, and the instructions that it has."""
 
     registers: int = 0  # per thread
     spill_bytes: int = 0  # of stack and local memory, per thread

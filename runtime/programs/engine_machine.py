@@ -16,16 +16,14 @@ import msgspec
 
 from ...constrain.spec import MAX_SPEC_CHARS, spec_chars
 from ..engine.engine import Engine
-from ..protocol.errors import BoughError, EngineError, ErrorInfo, RequestError, to_info
-from ..protocol.program import CallTools, Delta, Gen, Offer, Piece, Select, Use, Value
+from ..protocol.errors import BoughError, ErrorInfo, RequestError, to_info
+from ..protocol.program import Delta, Gen, Offer, Piece, Select, Value
 from ..protocol.request import SAMPLED, UNUSED, Request, RequestOutput, Timings, TokenLogprob, Usage
 from ..protocol.sampling_params import SamplingParams, derive, derive_again
 from ..scheduler.token_tree import ChoiceTree, plant
 from ..tokenizer.tokenizer import LONG_TEXT, MAX_TOKEN_CHARS, Tokenizer
-from ..tools.arguments import chars_of, read_arguments
-from ..tools.calls import READ_AT_ONCE, CallsReading, WrittenCall, said_of
-from ..tools.registry import ToolCall, ToolRunner
-from ..tools.turns import ToolTurn
+from ..tools.arguments import chars_of
+from ..tools.registry import ToolRunner
 from .choices import probabilities, score_choices
 from .costs import (
     CHARS_OF_MESSAGE,
@@ -34,16 +32,15 @@ from .costs import (
     ENGINE_BUDGET,
     MESSAGES_AT_ONCE,
     MESSAGES_PER_WORK,
-    WAITING_CHARS_PER_TOKEN,
 )
 from .interpreter import Post
-from .machine import Returned, begin_turn, tell_returned
 from .shared import Shared
 from .state import Branch, CallId, Frame, Run, State
 from .tokens import (
     Encodings,
     KnownTexts,
     TokenContent,
+    append_later,
     append_tokens,
     close_message,
     content_of,
@@ -52,14 +49,11 @@ from .tokens import (
     open_message,
     texts_of,
 )
-from .tool_turns import Placed, form_of, offered, put_tools, unshown, write_results, write_tools
-from .tool_uses import ToolUses
+from .tool_turns import Placed, offered, put_tools, unshown, write_tools
+from .tool_uses import ToolInstructions, ToolUses
 from .validate import MAX_CHOICES, check_choices
 
 logger = logging.getLogger("bough.engine")
-
-Written = tuple[str, list[int]]
-"""A text with its tokens."""
 
 MAX_CHOICE_TOKENS = 1 << 15
 """Tokens of all choices of a select."""
@@ -83,8 +77,10 @@ class EngineMachine:
         self._encodings = None if post is None else Encodings(engine.tokenizer, post)
         self._calls = ModelCalls(engine, clock, self._encodings)
         self._tools: ToolUses | None = None
-        if runner is not None and post is not None:
+        self._tool_ops: ToolInstructions | None = None
+        if runner is not None and post is not None and self._encodings is not None:
             self._tools = ToolUses(runner, post, clock)
+            self._tool_ops = ToolInstructions(self._tools, self._encodings, self, clock, engine.tokenizer)
 
     @property
     def calls_tools(self) -> bool:
@@ -147,71 +143,12 @@ class EngineMachine:
         self._calls.begin(frame)
 
     def use(self, frame: Frame, arguments: dict[str, str]) -> None:
-        op, started = frame.op, self._clock()
-        assert self._tools is not None and isinstance(op, Use)
-
-        def returned(outcome: str | ErrorInfo) -> None:
-            if isinstance(outcome, ErrorInfo):
-                frame.failed(outcome)
-                return
-            frame.spend(1 + len(outcome) // ENCODED_PER_WORK)
-            tell = partial(self._tell, frame, op.name, outcome, [op.name], started)
-            if op.append and outcome:
-                self._append_returned(frame, len(outcome), partial(self._write, outcome), tell)
-            else:
-                tell()
-            if not frame.branch.running:
-                frame.ended()
-
-        tool = frame.run.tools[op.tool]
-        self._tools.begin(frame, tool, read_arguments(tool, arguments), op.timeout_s, returned)
+        assert self._tool_ops is not None
+        self._tool_ops.use(frame, arguments)
 
     def call_tools(self, frame: Frame) -> None:
-        op, tools, started = frame.op, self._tools, self._clock()
-        assert tools is not None and isinstance(op, CallTools)
-        calls = self._read_calls(frame, op)
-
-        def begin(tool: ToolCall, arguments: dict[str, Any], returned: Returned) -> None:
-            def counted(outcome: str | ErrorInfo) -> None:
-                if isinstance(outcome, str):  # it waits for those of the other calls
-                    frame.state.add_tokens(len(outcome) // WAITING_CHARS_PER_TOKEN, frame.branch)
-                returned(outcome)
-
-            tools.begin(frame, tool, arguments, None, counted)
-
-        def end(turn: ToolTurn) -> None:
-            made = turn.made
-
-            def tell() -> None:
-                self._tell(frame, op.name, turn.text, [call.name for call in made], started)
-
-            if not made:
-                tell()
-                return
-            content, num_chars = content_of(frame.branch), sum(len(said_of(call)) for call in made)
-            frame.spend(len(made) + num_chars // ENCODED_PER_WORK)
-            write = partial(write_results, tuple(content.roles), content.suffix, made, self._tokenizer)
-            self._append_returned(frame, num_chars, write, tell, template=True, role="tool")
-
-        begin_turn(frame, calls, begin, end)
-
-    def _read_calls(self, frame: Frame, op: CallTools) -> list[WrittenCall]:
-        """Reads the calls that the model has written. Raises PausedError: called again, it goes on."""
-        pending, text = frame.pending, frame.branch.values.get(op.of, "")
-        if pending.begun is None:
-            pending.begun = CallsReading(form_of(self._tokenizer), text, op.tools)
-        reading: CallsReading = pending.begun
-        while True:
-            frame.spend(1 + min(len(text), READ_AT_ONCE) // ENCODED_PER_WORK)
-            if not reading.read_on():
-                return reading.calls
-            frame.pause()
-
-    def _tell(self, frame: Frame, name: str, text: str, tools: Sequence[str], started: float) -> None:
-        """Keeps a value that tools have brought, and tells of it, and of their times."""
-        frame.state.add_tokens(len(text), frame.branch)
-        frame.state.add_values(1, frame.branch)
-        tell_returned(frame, name, text, tools, started, self._clock())
+        assert self._tool_ops is not None
+        self._tool_ops.call_tools(frame)
 
     def cancel(self, call_id: str | CallId) -> None:
         if isinstance(call_id, str):
@@ -236,49 +173,8 @@ class EngineMachine:
     def _append_tokens(self, frame: Frame, text: str, tokens: list[int]) -> None:
         """Appends a long text, once it is encoded."""
         self._known.keep(frame.state.namespace, text, tokens)
-        self._append_later(frame, partial(append_tokens, frame.branch, text, tokens, self._tokenizer))
+        append_later(frame, partial(append_tokens, frame.branch, text, tokens, self._tokenizer), self.check_length)
         frame.ended()
-
-    def _write(self, text: str) -> Written:
-        return text, self._tokenizer.encode(text)
-
-    def _append_returned(
-        self, frame: Frame, num_chars: int, write: Callable[[], Written], tell: Callable[[], None], **how: Any
-    ) -> None:
-        """Appends what tools have returned, `num_chars` of it, as `write` writes it, then calls `tell`. What is long is
-        written beside the engine.
-
-        Raises:
-            EngineError: there is no room for it behind the branch.
-        """
-        assert self._encodings is not None
-        op, room = frame.op, self.room(frame.branch)
-        assert isinstance(op, Use | CallTools)
-        if num_chars > room:
-            who, param = (f"the tool {op.tool!r}", op.tool) if isinstance(op, Use) else ("the tools", op.name)
-            message = f"{who} returned {num_chars} characters, but there is room for {room:g}; have it return less"
-            raise EngineError(message, code="context_length_exceeded", param=param)
-
-        def take(written: Written) -> None:
-            append = partial(append_tokens, frame.branch, *written, self._tokenizer, **how)
-            self._append_later(frame, append)
-            tell()
-
-        def take_later(written: Written) -> None:
-            take(written)
-            frame.ended()
-
-        if num_chars > LONG_TEXT:
-            self._encodings.begin_writing(frame, num_chars, write, take_later)
-        else:
-            take(write())
-
-    def _append_later(self, frame: Frame, append: Callable[[], None]) -> None:
-        """Has something appended after the instruction was tried, and counts it."""
-        num_tokens = frame.branch.content.length
-        append()
-        frame.state.add_tokens(frame.branch.content.length - num_tokens, frame.branch)
-        self.check_length(frame.branch)
 
 
 # Calls of the model

@@ -190,7 +190,7 @@ class Executor:
         self._expire_at = min(self._expire_at, run.deadline)
         self.num_programs += 1
         state.used = run.started
-        state.runs.append(run)
+        state.in_flight.append(run)
         self._states[program.id] = state
         self._states.move_to_end(program.id)
         run.work += block.work
@@ -345,9 +345,7 @@ class Executor:
 
     def _finish(self, state: State, run: Run) -> None:
         """A submission has done all its instructions: its end is told, that of a large program by and by."""
-        state.runs.remove(run)
         run.over = True
-        state.ending.append(run)
         state.used = self._clock()
         self._states.move_to_end(state.id)  # the least recently used comes first
         state.kept = state.kept and run.program.keep
@@ -362,7 +360,7 @@ class Executor:
         def go_on() -> None:
             ends = time.monotonic() + MAX_SLICE_S
             with self._interpreter.contained(state):
-                while run in state.ending:
+                while run in state.in_flight:
                     next(steps, None)
                     if time.monotonic() >= ends:
                         self._end_later(state, run, steps)
@@ -386,7 +384,7 @@ class Executor:
             yield
         if not state.kept and state.in_flight == [run]:
             yield from self._machine.forget(state, run)
-        state.ending.remove(run)
+        state.in_flight.remove(run)
         if not state.kept and not state.in_flight:
             self._forget(state)
         elif not any(branch.origin.given for branch in state.branches.values()):
@@ -399,7 +397,7 @@ class Executor:
         """The program has failed: all its branches stop, every submission in flight hears why."""
         self._states.pop(state.id, None)
         state.account.close()
-        runs, state.runs, state.ending = state.in_flight, [], []
+        runs, state.in_flight = state.in_flight, []
         try:
             self._interpreter.stop(list(state.branches.values()))
         finally:  # whatever becomes of the engine, who waits is told

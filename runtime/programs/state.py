@@ -432,7 +432,7 @@ class State:
     """A program's state between and during submissions. `kept`: it outlives those that are in flight.
 
     blank       the content of a branch that has not begun
-    ending      submissions that are done, and whose end is being told
+    in_flight   submissions whose listeners have not heard their end
     account     what it holds of everybody's memory
     untold      contents of branches that began anew, of which the trace has not told yet
     """
@@ -444,8 +444,7 @@ class State:
     budget: Budget
     account: Account = field(default_factory=lambda: Account(Memory(), ""))
     branches: dict[int, Branch] = field(default_factory=dict)
-    runs: list[Run] = field(default_factory=list)
-    ending: list[Run] = field(default_factory=list)
+    in_flight: list[Run] = field(default_factory=list)
     used: float = 0.0
     kept: bool = True
     num_requests: int = 0
@@ -459,9 +458,14 @@ class State:
         self.count(BRANCH_TOKENS)
 
     @property
-    def in_flight(self) -> list[Run]:
-        """Submissions whose listeners have not heard their end."""
-        return [*self.runs, *self.ending]
+    def runs(self) -> list[Run]:
+        """Submissions that have something to do."""
+        return [run for run in self.in_flight if not run.over]
+
+    @property
+    def ending(self) -> list[Run]:
+        """Submissions that are done, and whose end is being told."""
+        return [run for run in self.in_flight if run.over]
 
     def spend(self, run: Run, work: int) -> None:
         """Counts work that is done for `run`, also for the slice of time that the program has.

@@ -266,6 +266,14 @@ def append_tokens(
     content.append_text(text)
 
 
+def append_later(frame: Frame, append: Callable[[], None], check_length: Callable[[Branch], None]) -> None:
+    """Has something appended after the instruction was tried, and counts it. Raises BoughError: it does not fit."""
+    num_tokens = frame.branch.content.length
+    append()
+    frame.state.add_tokens(frame.branch.content.length - num_tokens, frame.branch)
+    check_length(frame.branch)
+
+
 def next_turn(content: TokenContent, role: str, chat: ChatTemplate) -> tuple[Turn, str] | None:
     """Returns what the template has to be asked for before a message of `role` can be opened: a message, as the turn
     before it and its role. None: nothing more.

@@ -1,21 +1,29 @@
-"""Calls of tools beside an engine: they run on threads of their own, and their ends are heard on the engine's."""
+"""Calls of tools beside an engine: they run on threads of their own, and their ends are heard on the engine's, where
+what they return is appended."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..protocol.errors import EngineError, EngineStoppedError, ErrorInfo, to_info
-from ..tools.arguments import chars_of
+from ..protocol.program import CallTools, Use
+from ..tokenizer.tokenizer import LONG_TEXT, Tokenizer
+from ..tools.arguments import chars_of, read_arguments
+from ..tools.calls import READ_AT_ONCE, CallsReading, WrittenCall, said_of
 from ..tools.quotas import Owner
 from ..tools.registry import DEFAULT_TIMEOUT_S, Ticket, ToolCall, ToolRunner
-from .costs import WAITING_CHARS_PER_TOKEN
+from ..tools.turns import ToolTurn
+from .costs import ENCODED_PER_WORK, WAITING_CHARS_PER_TOKEN
 from .interpreter import Post
-from .machine import Returned
+from .machine import Machine, Returned, begin_turn, tell_returned
 from .state import CallId, Frame
+from .tokens import Encodings, append_later, append_tokens, content_of
+from .tool_turns import form_of, write_results
 
 
 @dataclass(eq=False, slots=True)
@@ -126,3 +134,130 @@ def _late(flight: _RunningTool, now: float) -> ErrorInfo:
     return ErrorInfo(
         code="tool_timeout", message=f"the tool {name!r} was not done within {flight.limit_s:g} s", param=name
     )
+
+
+Written = tuple[str, list[int]]
+"""A text with its tokens."""
+
+
+class ToolInstructions:
+    """Carries out the instructions that call tools, by `uses`, and appends what these return to the branch.
+
+    machine     whose instructions these are: it knows how much fits behind a branch
+    """
+
+    def __init__(
+        self,
+        uses: ToolUses,
+        encodings: Encodings,
+        machine: Machine,
+        clock: Callable[[], float],
+        tokenizer: Tokenizer,
+    ) -> None:
+        self._uses = uses
+        self._encodings = encodings
+        self._machine = machine
+        self._clock = clock
+        self._tokenizer = tokenizer
+
+    def use(self, frame: Frame, arguments: dict[str, str]) -> None:
+        """Begins a Use."""
+        op, started = frame.op, self._clock()
+        assert isinstance(op, Use)
+
+        def returned(outcome: str | ErrorInfo) -> None:
+            if isinstance(outcome, ErrorInfo):
+                frame.failed(outcome)
+                return
+            frame.spend(1 + len(outcome) // ENCODED_PER_WORK)
+            tell = partial(self._tell, frame, op.name, outcome, [op.name], started)
+            if op.append and outcome:
+                self._append_returned(frame, len(outcome), partial(self._write, outcome), tell)
+            else:
+                tell()
+            if not frame.branch.running:
+                frame.ended()
+
+        tool = frame.run.tools[op.tool]
+        self._uses.begin(frame, tool, read_arguments(tool, arguments), op.timeout_s, returned)
+
+    def call_tools(self, frame: Frame) -> None:
+        """Begins a CallTools."""
+        op, started = frame.op, self._clock()
+        assert isinstance(op, CallTools)
+        calls = self._read_calls(frame, op)
+
+        def begin(tool: ToolCall, arguments: dict[str, Any], returned: Returned) -> None:
+            def counted(outcome: str | ErrorInfo) -> None:
+                if isinstance(outcome, str):  # it waits for those of the other calls
+                    frame.state.add_tokens(len(outcome) // WAITING_CHARS_PER_TOKEN, frame.branch)
+                returned(outcome)
+
+            self._uses.begin(frame, tool, arguments, None, counted)
+
+        def end(turn: ToolTurn) -> None:
+            made = turn.made
+
+            def tell() -> None:
+                self._tell(frame, op.name, turn.text, [call.name for call in made], started)
+
+            if not made:
+                tell()
+                return
+            content, num_chars = content_of(frame.branch), sum(len(said_of(call)) for call in made)
+            frame.spend(len(made) + num_chars // ENCODED_PER_WORK)
+            write = partial(write_results, tuple(content.roles), content.suffix, made, self._tokenizer)
+            self._append_returned(frame, num_chars, write, tell, template=True, role="tool")
+
+        begin_turn(frame, calls, begin, end)
+
+    def _read_calls(self, frame: Frame, op: CallTools) -> list[WrittenCall]:
+        """Reads the calls that the model has written. Raises PausedError: called again, it goes on."""
+        pending, text = frame.pending, frame.branch.values.get(op.of, "")
+        if pending.begun is None:
+            pending.begun = CallsReading(form_of(self._tokenizer), text, op.tools)
+        reading: CallsReading = pending.begun
+        while True:
+            frame.spend(1 + min(len(text), READ_AT_ONCE) // ENCODED_PER_WORK)
+            if not reading.read_on():
+                return reading.calls
+            frame.pause()
+
+    def _tell(self, frame: Frame, name: str, text: str, tools: Sequence[str], started: float) -> None:
+        """Keeps a value that tools have brought, and tells of it, and of their times."""
+        frame.state.add_tokens(len(text), frame.branch)
+        frame.state.add_values(1, frame.branch)
+        tell_returned(frame, name, text, tools, started, self._clock())
+
+    def _write(self, text: str) -> Written:
+        return text, self._tokenizer.encode(text)
+
+    def _append_returned(
+        self, frame: Frame, num_chars: int, write: Callable[[], Written], tell: Callable[[], None], **how: Any
+    ) -> None:
+        """Appends what tools have returned, `num_chars` of it, as `write` writes it, then calls `tell`. What is long is
+        written beside the engine.
+
+        Raises:
+            EngineError: there is no room for it behind the branch.
+        """
+        op, room = frame.op, self._machine.room(frame.branch)
+        assert isinstance(op, Use | CallTools)
+        if num_chars > room:
+            who, param = (f"the tool {op.tool!r}", op.tool) if isinstance(op, Use) else ("the tools", op.name)
+            message = f"{who} returned {num_chars} characters, but there is room for {room:g}; have it return less"
+            raise EngineError(message, code="context_length_exceeded", param=param)
+
+        def take(written: Written) -> None:
+            append = partial(append_tokens, frame.branch, *written, self._tokenizer, **how)
+            append_later(frame, append, self._machine.check_length)
+            tell()
+
+        def take_later(written: Written) -> None:
+            take(written)
+            frame.ended()
+
+        if num_chars > LONG_TEXT:
+            self._encodings.begin_writing(frame, num_chars, write, take_later)
+        else:
+            take(write())

@@ -6,14 +6,12 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
 from bough.constrain import compiler
 from bough.constrain.spec import Lark
-from bough.runtime.client.streams import with_whole_ends
-from bough.runtime.programs import costs, executor, interpreter, state
+from bough.runtime.programs import costs, interpreter, state
 from bough.runtime.programs.costs import MAX_SLICE_S, MAX_SLICE_WORK
 from bough.runtime.programs.tokens import content_of
 from bough.runtime.programs.validate import MAX_OPS
@@ -35,14 +33,11 @@ from bough.runtime.protocol.program import (
     BranchFailed,
     BranchRestarted,
     Cancel,
-    Done,
-    EndTexts,
     Fork,
     Gen,
     Join,
     Op,
     Program,
-    ProgramEvent,
     Repeat,
     RoleBegin,
     RoleEnd,
@@ -418,209 +413,6 @@ def test_a_template_that_refuses_beside_the_engine_ends_its_program_alone(
     error = place.refusal([*(RoleBegin(0, "user"), RoleEnd(0)) * (costs.MESSAGES_AT_ONCE + 2)])
     assert "refused the messages" in error.message
     assert place.run([Text(0, ("x",))], "q").done
-
-
-# Texts that wait to be encoded
-
-
-def waiting_texts(place: ToolPlace, number: int, gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> list[Heard]:
-    """Programs of as many branches each, whose texts wait for one that is held up by `gate`."""
-    encode = Tokenizer.encode
-
-    def held(self: Tokenizer, text: str, **options: bool) -> list[int]:
-        if text.startswith("held"):
-            assert gate.wait(20.0)
-        return encode(self, text, **options)
-
-    place.machine._max_tokens = 1 << 20
-    monkeypatch.setattr(Tokenizer, "encode", held)
-    place.start([Text(0, ("held" + "x" * LONG_TEXT,))], "first", namespace="flood")
-    children = tuple(range(1, number + 1))
-    ops: list[Op] = [Text(0, ("x",)), Fork(0, children), *(Text(child, ("y" * LONG_TEXT + "y",)) for child in children)]
-    return [place.start(ops, f"p{index}", namespace="flood") for index in range(number)]
-
-
-def settle(place: ToolPlace) -> None:
-    while place.turns:
-        place.turns.popleft()()
-
-
-def test_texts_that_wait_count_as_memory(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody counted them: six programs held a quarter of a gigabyte."""
-    gate = threading.Event()
-    heard = waiting_texts(place, 5, gate, monkeypatch)
-    settle(place)
-    memory = place.executor._memory
-    assert memory.held("flood") >= 25 * LONG_TEXT // costs.WAITING_CHARS_PER_TOKEN
-    gate.set()
-    place.drive(lambda: all(each.over for each in heard))
-    assert all(each.done for each in heard)
-    assert memory.num_held == 0
-
-
-def test_texts_without_room_are_refused(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    bound(place.machine, held_tokens=20_000)
-    gate = threading.Event()
-    heard = waiting_texts(place, 5, gate, monkeypatch)
-    settle(place)
-    gate.set()
-    place.drive(lambda: all(each.over for each in heard))
-    assert {each.failed.error.code for each in heard if each.events} == {"engine_overloaded"}
-    assert place.executor._memory.num_held == 0
-
-
-def test_texts_of_programs_that_were_dropped_do_not_wait(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two hundred dropped programs held up the engine for five seconds, since each text was looked for among all."""
-    gate = threading.Event()
-    waiting_texts(place, 5, gate, monkeypatch)
-    settle(place)
-    encodings = place.machine._encodings
-    assert encodings is not None and sum(map(len, encodings._waiting.values())) == 25
-    for index in range(5):
-        place.executor.drop(f"p{index}")
-    assert not encodings._waiting and len(encodings._under_way) == 1
-    gate.set()
-    place.executor.drop("first")
-    assert place.executor._memory.num_held == 0
-    place.posted.get(timeout=10.0)()
-    assert not encodings._programs._turns._shares
-
-
-def test_programs_of_a_key_take_turns_at_long_texts(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, order = threading.Event(), list[str]()
-    waiting_texts(place, 3, gate, monkeypatch)
-    settle(place)
-    encodings = place.machine._encodings
-    assert encodings is not None
-    start = encodings._start
-
-    def noted(tenant: str, writing: Any) -> None:
-        order.append(writing.frame.state.id)
-        start(tenant, writing)
-
-    monkeypatch.setattr(encodings, "_start", noted)
-    gate.set()
-    place.drive(lambda: len(order) == 9)
-    assert order == ["p0", "p1", "p2"] * 3
-
-
-def test_calls_of_two_programs_are_told_apart(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The text of one and the request of another had the same id, so that dropping this one ended neither."""
-    gate = threading.Event()
-    encode = Tokenizer.encode
-
-    def held(self: Tokenizer, text: str, **options: bool) -> list[int]:
-        assert len(text) <= LONG_TEXT or gate.wait(20.0)
-        return encode(self, text, **options)
-
-    place.machine._max_tokens = 1 << 20
-    monkeypatch.setattr(Tokenizer, "encode", held)
-    long = place.start([Text(0, ("x" * LONG_TEXT + "x",))], "p")
-    other = place.start([Text(0, ("x",)), Gen(0, "g", GREEDY)], "p/text")
-    settle(place)
-    assert place.engine.stats().waiting + place.engine.stats().running == 1
-    place.executor.drop("p/text")
-    assert other.failed.error.code == "aborted"
-    assert place.engine.idle
-    gate.set()
-    place.drive(lambda: long.over)
-    assert long.done
-
-
-# Ends
-
-
-def of_three(*, trace: bool = False) -> tuple[list[Op], dict[str, Any]]:
-    """A program of three branches, the text of one of which nothing ever computes."""
-    ops: list[Op] = [Text(0, ("x",)), Fork(0, (1, 2)), Text(1, ("y" * 99,)), Text(2, ("z",)), Join(0, (1, 2))]
-    return ops, {"trace": trace}
-
-
-@pytest.mark.parametrize("trace", [False, True])
-def test_the_end_of_a_large_program_makes_way(place: ToolPlace, monkeypatch: pytest.MonkeyPatch, trace: bool) -> None:
-    """A thousand branches of 18,000 characters held up the engine for 0.2 s, after each submission."""
-    ops, how = of_three(trace=trace)
-    at_once = place.run(ops, "small", **how)
-    monkeypatch.setattr(executor, "TOLD_AT_ONCE", 0)
-    monkeypatch.setattr(executor, "MAX_SLICE_S", 0.0)
-    heard = Heard()
-    place.executor.run(Program(id="large", ops=tuple(ops), **how), heard)
-    turns_of_end = 0
-    while not heard.over:
-        state = place.executor._states.get("large")
-        turns_of_end += state is not None and bool(state.ending)
-        place.next_call()()
-    assert turns_of_end >= (6 if trace else 3)
-    assert heard.done.texts == at_once.done.texts == {0: "x", 1: "x" + "y" * 99, 2: "xz"}
-    assert heard.done.num_tokens == at_once.done.num_tokens
-    assert len(heard.events) == len(at_once.events)
-    assert place.executor.num_states == 0
-
-
-def test_the_end_of_a_large_program_comes_in_parts(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thirty megabytes took 40 ms to be written as one message, and as long to be read."""
-    monkeypatch.setattr(executor, "TOLD_CHARS", 50)
-    told, heard = Heard(), Heard()
-    whole = with_whole_ends(heard)
-
-    def listen(event: ProgramEvent) -> None:
-        told(event)
-        whole(event)
-
-    place.executor.run(Program(id="p", ops=tuple(of_three()[0])), listen)
-    place.drive(lambda: heard.over)
-    events = told.events
-    parts = [event.texts for event in events if isinstance(event, EndTexts)]
-    assert parts == [{0: "x", 1: "x" + "y" * 99}]
-    assert isinstance(events[-1], Done) and events[-1].texts == {2: "xz"}
-    assert heard.done.texts == {0: "x", 1: "x" + "y" * 99, 2: "xz"}
-    assert heard.done.num_tokens.keys() == {0, 1, 2}
-    assert not any(isinstance(event, EndTexts) for event in heard.events)
-
-
-def ending(place: ToolPlace, monkeypatch: pytest.MonkeyPatch, **how: Any) -> Heard:
-    """A program whose instructions are done, and whose end has not been told."""
-    monkeypatch.setattr(executor, "TOLD_AT_ONCE", 0)
-    monkeypatch.setattr(executor, "MAX_SLICE_S", 0.0)
-    heard = place.start(of_three()[0], **how)
-    state = place.executor._states["p"]
-    while not state.ending:
-        place.next_call()()
-    assert not heard.over
-    return heard
-
-
-def test_a_program_is_dropped_while_its_end_is_told(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard = ending(place, monkeypatch, key="mine")
-    place.executor.drop("p", "another's")
-    assert not heard.over
-    place.executor.drop("p", "mine")
-    assert heard.failed.error.code == "aborted"
-    while place.has_calls:
-        place.next_call()()
-    assert len(heard.events) == 1 and place.executor.num_states == 0
-
-
-def test_a_program_goes_on_while_its_end_is_told(place: ToolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not idle, so that nothing drops it, and another submission finds it."""
-    first = ending(place, monkeypatch, keep=True)
-    place.executor._max_states = 0
-    place.executor._trim(place.clock())
-    after = place.start([Text(0, ("!",))], resume=True)
-    place.drive(lambda: first.over and after.over)
-    assert first.done.texts[1] == "x" + "y" * 99
-    assert after.done.texts[0] == "x!"
-    assert place.executor.num_states == 0
-
-
-def test_a_program_that_fails_while_an_end_is_told_tells_both(
-    place: ToolPlace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = ending(place, monkeypatch, keep=True)
-    after = place.start([RoleEnd(0)], resume=True)
-    place.drive(lambda: first.over and after.over)
-    assert after.failed.error.code == first.failed.error.code == "invalid_value"
-    assert after.failed.index == 0 and first.failed.index is None
 
 
 # Time
