@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from ...constrain.lower import lower_if_plain
+from ...constrain.lower import MAX_LOWERED_CHARS, lower_if_plain
 from ...constrain.spec import Choice, GrammarSpec, JsonSchema
 from ..protocol.errors import RequestError
 from ..protocol.program import Gen, Op, walk
@@ -98,23 +98,27 @@ def too_small(grammar: GrammarSpec | None, sampling: SamplingParams, tokenizer: 
     return _described(found, max(tokenizer.fewest_tokens(found), max_tokens + 1))
 
 
-@functools.lru_cache(maxsize=1024)
 def is_tight(grammar: GrammarSpec | None, max_tokens: int | None) -> bool:
     """Tells whether the shortest value, if it is found soon, has more characters than tokens: then they are counted."""
     found = _shortest(grammar)
     return found is not None and max_tokens is not None and len(found) > max_tokens
 
 
-@functools.lru_cache(maxsize=1024)
 def _shortest(grammar: GrammarSpec | None) -> str | None:
     match grammar:
         case Choice(options=options) if 0 < sum(map(len, options)) <= MAX_OPTION_CHARS:
             return min(options, key=len)
-        case JsonSchema():
-            with contextlib.suppress(ValueError, RecursionError):  # whoever compiles it says so
-                lowered = lower_if_plain(grammar)
-                if lowered is not None and lowered.witness is not None and len(lowered.witness) <= MAX_OPTION_CHARS:
-                    return lowered.witness
+        case JsonSchema(schema=schema) if len(schema) <= MAX_LOWERED_CHARS:
+            return _shortest_value(grammar)
+    return None
+
+
+@functools.lru_cache(maxsize=1024)  # of schemas and values that are short: what a client sends stays
+def _shortest_value(schema: JsonSchema) -> str | None:
+    with contextlib.suppress(ValueError, RecursionError):  # whoever compiles it says so
+        lowered = lower_if_plain(schema)
+        if lowered is not None and lowered.witness is not None and len(lowered.witness) <= MAX_OPTION_CHARS:
+            return lowered.witness
     return None
 
 

@@ -19,7 +19,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Scope
 
-from ...constrain.errors import GrammarError
+from ...constrain.errors import GrammarError, GrammarTooComplexError
+from ...constrain.spec import excess_of
 from ...runtime.client.client import EngineClient
 from ...runtime.programs.room import check_room
 from ...runtime.programs.validate import MAX_DEPTH
@@ -31,6 +32,7 @@ from ...runtime.protocol.program import (
     Done,
     Failed,
     Fork,
+    Gen,
     Op,
     Program,
     ProgramEvent,
@@ -250,7 +252,8 @@ def _check_size(program: Program) -> None:
 
 
 def _check_ops(ops: tuple[Op, ...]) -> None:
-    """Raises ApiError if there are too many instructions, those in blocks included, or blocks in each other."""
+    """Raises ApiError if there are too many instructions, those in blocks included, or blocks in each other, or if a
+    constraint is too long."""
     depth, level = 0, list(ops)
     while level := [inner for op in level for inner in _inner(op)]:
         depth += 1
@@ -262,6 +265,9 @@ def _check_ops(ops: tuple[Op, ...]) -> None:
     num_branches = sum(len(op.children) for op in everything if isinstance(op, Fork))
     if num_branches > MAX_BRANCHES:
         raise invalid("ops", f"ops may fork at most {MAX_BRANCHES} branches", code="array_above_max_length")
+    for index, op in enumerate(everything):
+        if isinstance(op, Gen) and (excess := excess_of(op.grammar)) is not None:
+            raise invalid("ops", f"instruction {index}: {excess}", code=GrammarTooComplexError.code)
 
 
 def _inner(op: Op) -> tuple[Op, ...]:

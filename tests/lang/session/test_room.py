@@ -5,13 +5,15 @@ from __future__ import annotations
 import enum
 import json
 import math
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
 
 from bough import MockBackend, ProgramError, function, gen
-from bough.constrain.spec import Choice, GrammarSpec, JsonSchema, Regex
+from bough.constrain.spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural
 from bough.lang.types.schema import typed
 from bough.runtime.programs.room import check_room, too_small
 from bough.runtime.protocol.condition import Compare, Ref
@@ -98,6 +100,26 @@ def test_all_instructions_of_a_program_are_looked_at() -> None:
 )
 def test_what_others_refuse_or_what_takes_long_is_left_to_them(grammar: GrammarSpec) -> None:
     check_room((Gen(0, "v", sampling=SamplingParams(max_tokens=1), grammar=grammar),), Pairs())
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Lark,
+        Gbnf,
+        Regex,
+        JsonSchema,
+        lambda text: Choice((text,)),
+        lambda text: Structural(triggers=(text,)),
+        lambda text: Structural(then=Lark(text)),
+    ],
+)
+@pytest.mark.parametrize("num_chars", [8192, 1 << 22])
+def test_nothing_that_is_long_is_kept(kind: Callable[[str], GrammarSpec], num_chars: int) -> None:
+    text = "x" * num_chars
+    before = sys.getrefcount(text)
+    check_room((Gen(0, "v", sampling=SamplingParams(max_tokens=1), grammar=kind(text)),), Pairs())
+    assert sys.getrefcount(text) == before
 
 
 @pytest.mark.parametrize(

@@ -210,3 +210,19 @@ def test_a_large_end_is_written_text_by_text() -> None:
         end = Done(requests=3, texts=texts, elapsed_s=0.5)
         assert asyncio.run(write(end)) == event(end)
     assert num_turns >= 10
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_a_constraint_that_is_too_long_is_refused_before_it_is_looked_at(
+    server: Running, monkeypatch: pytest.MonkeyPatch, *, within: bool
+) -> None:
+    looked_at: list[object] = []
+    monkeypatch.setattr(programs_module, "check_room", lambda ops, _: looked_at.append(ops))
+    gen = {"type": "gen", "branch": 0, "name": "v", "grammar": {"type": "lark", "grammar": "x" * 1_000_001}}
+    condition = {"type": "compare", "left": {"type": "ref", "branch": 0, "name": "v"}, "relation": "eq", "right": "x"}
+    ops = [{"type": "when", "branch": 0, "condition": condition, "then": [gen]}] if within else [gen]
+    error = server.http().post("/v1/programs", json={"id": "p", "ops": ops}).json()["error"]
+    assert (error["code"], error["param"]) == ("grammar_too_complex", "ops")
+    place = f"instruction {int(within)}"
+    assert error["message"] == f"{place}: the constraint has 1000001 characters, at most 1000000 are allowed"
+    assert looked_at == []
