@@ -8,12 +8,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from ...constrain.workers.turns import FairQueue
 from ...radix import EQUAL, Weights
 from ...runtime.protocol.errors import EngineStoppedError, OverloadedError, RequestError
 from ...runtime.scheduler.tenants import Places
 from ..errors import ApiError, to_api_error
+from .connection import ClientClosedError
 
 ROUNDS = 8
 """Rounds of the event loop from one beginning to the next."""
@@ -23,6 +25,9 @@ LONGEST_WAIT_S = 60.0
 
 JITTER = 0.2
 """Share by which waits differ, so that those who were refused together do not come again together."""
+
+MAX_WAITING = 2048
+"""Requests of a key that wait for their turn to begin."""
 
 REMEMBERED_ENDS = 64
 """Generations that ended last, by which the pace is measured."""
@@ -44,20 +49,46 @@ class Turnstile:
         self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
         self._open = True
 
-    async def enter(self, key: str) -> None:
-        """Waits for the turn of a request of the key's: not at all if none has begun in the last rounds."""
+    def __len__(self) -> int:
+        """The requests that wait."""
+        return len(self._waiting)
+
+    async def enter(self, key: str, left: asyncio.Future[None] | None = None) -> None:
+        """Waits for the turn of a request of the key's: not at all if none has begun in the last rounds.
+
+        left   is done once the client has gone; None: that is not known
+
+        Raises:
+            ApiError: too many of the key's wait.
+            ClientClosedError: the client has left before the request's turn.
+        """
+        if left is not None and left.done():
+            raise ClientClosedError
         loop = asyncio.get_running_loop()
         if self._open:
             self._open = False
             loop.call_soon(self._turn, loop, ROUNDS - 1)
             return
+        if self._waiting.num_waiting(key) >= MAX_WAITING:
+            message = "This key has too many requests that wait to begin. Try again when some have begun."
+            raise ApiError(503, "too_many_waiting", message)
         turn = loop.create_future()
         self._waiting.push(key, turn)
+        drop = partial(self._drop, key, turn)
+        if left is not None:
+            left.add_done_callback(drop)
         try:
             await turn
         except asyncio.CancelledError:
             self._waiting.remove(key, turn)
             raise
+        finally:
+            if left is not None:
+                left.remove_done_callback(drop)
+
+    def _drop(self, key: str, turn: asyncio.Future[None], _: asyncio.Future[None]) -> None:
+        if self._waiting.remove(key, turn):
+            turn.set_exception(ClientClosedError())
 
     def _turn(self, loop: asyncio.AbstractEventLoop, rounds_left: int) -> None:
         if rounds_left:

@@ -24,7 +24,7 @@ from .access import PUBLIC_PATHS, SAFE_METHODS, Account, Accounts, Guard, Visit
 from .answers import ErrorResponse, Pieces, Unsent, note_error
 from .connection import ClientClosedError, Lifecycle
 from .door import Turnstile
-from .table import CLAIM
+from .table import CLAIM, LEFT
 
 logger = logging.getLogger("bough.server")
 
@@ -187,7 +187,7 @@ class Gate:
                 raise ApiError(503, "too_many_connections", message, close=True)
             scope["bough.request_id"] = exchange.id
             if exchange.path not in ALWAYS_SERVED:
-                await self._turnstile.enter(caller.name)
+                await self._turnstile.enter(caller.name, scope.get(LEFT))
             if scope["method"] not in SAFE_METHODS:
                 exchange.account = self._accounts.of(caller)
                 exchange.visit = scope["bough.visit"] = Visit(exchange.account)

@@ -22,7 +22,7 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from ..errors import ApiError
 from .intake import Intake
-from .table import CLAIM, ConnectionTable
+from .table import CLAIM, LEFT, ConnectionTable
 
 RESERVED_FILES = 64
 """Descriptors that are left for all else: the engine, tools, files."""
@@ -153,6 +153,7 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
         self._intake = Intake()
         self._refused = False
         self._looking: asyncio.TimerHandle | None = None
+        self._left: asyncio.Future[None] = self.loop.create_future()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -174,6 +175,7 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.table.leave(self)
+        self._left.set_result(None)
         self._settle()
         if self._sending is not None:
             self._sending.cancel()
@@ -200,7 +202,8 @@ class BoundedProtocol(H11Protocol, asyncio.BufferedProtocol):
                 if begins and self._answering:
                     self.table.begin(self)
                     self.cycle.transport = cast("asyncio.Transport", _LastingTransport(self))
-                    cast("dict[str, Any]", self.scope)[CLAIM] = partial(self.table.claim, self)
+                    scope = cast("dict[str, Any]", self.scope)
+                    scope[CLAIM], scope[LEFT] = partial(self.table.claim, self), self._left
                 if begins and self.conn.their_state is h11.SEND_BODY:
                     self._intake.begin_body(self.headers)
         except ApiError as error:

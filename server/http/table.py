@@ -11,6 +11,9 @@ C = TypeVar("C")
 CLAIM = "bough.claim"
 """Key of a request's scope: takes the name of the key that its connection belongs to; false if that has too many."""
 
+LEFT = "bough.left"
+"""Key of a request's scope: a future that is done once its connection is lost."""
+
 KEEP_ALIVE_S = 75
 KEEP_ALIVE_SHORT_S = 5
 """The same where more than half of the table is taken."""

@@ -85,6 +85,22 @@ def test_a_connection_that_closes_before_the_first_output_aborts(start: Start) -
     assert server.wait_for(lambda: len(server.engine.aborted) == 1, 1.0)
 
 
+def test_requests_whose_clients_have_left_wait_for_no_turn(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of these has a turn: only what has left lets others through."""
+    monkeypatch.setattr("bough.server.http.door.ROUNDS", 1 << 40)
+    server = start()
+    turnstile = server.server.config.app._turnstile  # type: ignore[union-attr]
+    body = {"model": "m", "messages": HI}
+    connections = [send(server, CHAT, body) for _ in range(41)]
+    assert server.wait_for(lambda: len(turnstile) == 40, 5.0)
+    for index, connection in enumerate(connections):
+        if index % 2:  # a reset; the others end as usual, which looks as if an answer was waited for
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+    assert server.wait_for(lambda: len(turnstile) == 0, 2.0)
+    assert server.wait_for(lambda: not server.server.server_state.tasks, 2.0)
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_has_sent_another_request_and_left_is_noticed(start: Start, stream: bool) -> None:
     server = start(FakeClient(endless))

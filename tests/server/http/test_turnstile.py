@@ -7,6 +7,9 @@ from itertools import pairwise
 
 import pytest
 
+from bough.server.errors import ApiError
+from bough.server.http import door
+from bough.server.http.connection import ClientClosedError
 from bough.server.http.door import ROUNDS, Turnstile
 
 
@@ -91,5 +94,61 @@ def test_those_that_are_cancelled_hold_nobody_up(late: int) -> None:
         ended = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
         assert [each for each in (ended[0], *ended[4:]) if each is not None] == []
         await asyncio.wait_for(turnstile.enter("a"), 5)
+
+    asyncio.run(run())
+
+
+def test_those_whose_client_has_left_hold_nobody_up() -> None:
+    async def run() -> tuple[list[object], str]:
+        turnstile, begun, loop = Turnstile(), list[str](), asyncio.get_running_loop()
+        lefts = [loop.create_future() for _ in range(101)]
+
+        async def begin(name: str, left: asyncio.Future[None]) -> None:
+            await turnstile.enter("a", left)
+            begun.append(name)
+
+        waiting = [asyncio.ensure_future(begin("d" if left is not lefts[0] else "f", left)) for left in lefts]
+        await asyncio.sleep(0)
+        last = asyncio.ensure_future(begin("l", loop.create_future()))
+        await asyncio.sleep(0)
+        for left in lefts[1:]:
+            left.set_result(None)
+        for _ in range(2 * ROUNDS + 2):
+            await asyncio.sleep(0)
+        assert last.done() and len(turnstile) == 0
+        return [type(each) for each in await asyncio.gather(*waiting[1:], return_exceptions=True)], "".join(begun)
+
+    ended, begun = asyncio.run(run())
+    assert (ended, begun) == ([ClientClosedError] * 100, "fl")
+
+
+def test_one_whose_client_has_left_before_is_not_begun() -> None:
+    async def run() -> None:
+        turnstile, left = Turnstile(), asyncio.get_running_loop().create_future()
+        left.set_result(None)
+        for _ in range(3):
+            with pytest.raises(ClientClosedError):
+                await turnstile.enter("a", left)
+            with pytest.raises(StopIteration):
+                turnstile.enter("a").send(None)
+            for _ in range(ROUNDS + 1):
+                await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
+def test_a_key_has_so_many_waiting_and_others_are_not_refused_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "MAX_WAITING", 5)
+
+    async def run() -> None:
+        turnstile = Turnstile()
+        waiting = [asyncio.ensure_future(turnstile.enter("m")) for _ in range(6)]
+        await asyncio.sleep(0)
+        with pytest.raises(ApiError) as e:
+            await turnstile.enter("m")
+        assert (e.value.status, e.value.code, e.value.headers["retry-after"]) == (503, "too_many_waiting", "1")
+        await asyncio.wait_for(turnstile.enter("f"), 5)
+        await asyncio.gather(*waiting)
+        await asyncio.wait_for(turnstile.enter("m"), 5)
 
     asyncio.run(run())
