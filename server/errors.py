@@ -163,7 +163,7 @@ def from_error_info(
     return answer
 
 
-_LOCATED = re.compile(r"(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>.*)`)?", re.DOTALL)
+_LOCATED = re.compile(r"(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 _BOUND = re.compile(r"Expected `(?P<kind>\w+)`(?P<length> of length)? (?P<relation>[<>]=?) ")
 _NOUNS = {"int": "integer", "float": "decimal", "str": "string", "array": "array", "object": "object"}

@@ -91,9 +91,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             if not 1 <= len(text) <= MAX_STOP_LENGTH:
                 raise RequestError(f"each stop string must have 1 to {MAX_STOP_LENGTH} characters", param="stop")
         _at_most("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
+        for token in self.stop_token_ids:
+            _in_range("stop_token_ids", token, -(2**31), 2**31 - 1)
         if self.logit_bias is not None:
             _at_most("logit_bias", self.logit_bias, MAX_LOGIT_BIAS)
-            for bias in self.logit_bias.values():
+            for token, bias in self.logit_bias.items():
+                _in_range("logit_bias", token, -(2**31), 2**31 - 1)
                 _in_range("logit_bias", bias, -100.0, 100.0)
         if self.stop_regex is not None and len(self.stop_regex) > MAX_STOP_LENGTH:
             raise RequestError(f"stop_regex must have at most {MAX_STOP_LENGTH} characters", param="stop_regex")

@@ -177,8 +177,8 @@ class ChatBody(GenerationBody, kw_only=True):
     """The body of /v1/chat/completions."""
 
     messages: _Messages
-    max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     tools: _Tools | None = None
@@ -195,7 +195,7 @@ class CompletionBody(GenerationBody, kw_only=True):
     """The body of /v1/completions. `prompt` is one text, texts, token ids, or lists of token ids."""
 
     prompt: str | list[int | str | list[int]]
-    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None

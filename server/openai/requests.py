@@ -353,7 +353,8 @@ def _logit_bias(given: dict[str, float] | None, vocab_size: int) -> dict[int, fl
 
 def _check_token(token: int, vocab_size: int, param: str) -> int:
     if not 0 <= token < vocab_size:
-        raise invalid(param, f"token ids are in 0 .. {vocab_size - 1}, got {token}", code="invalid_token_id")
+        got = token if abs(token) < 2**63 else "a number far beyond"
+        raise invalid(param, f"token ids are in 0 .. {vocab_size - 1}, got {got}", code="invalid_token_id")
     return token
 
 

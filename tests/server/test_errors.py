@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,12 @@ from bough.runtime.protocol.errors import (
     to_exception,
     to_info,
 )
+from bough.runtime.protocol.sampling_params import SamplingParams
 from bough.server.config import ServerConfig
 from bough.server.errors import ShuttingDownError, from_error_info, to_api_error
 from bough.server.http.connection import Lifecycle
 from bough.server.http.keys import parse_keys
+from bough.server.openai.objects import ChatBody, CompletionBody
 
 from ..constrain.search.hostile import expanded
 from .conftest import Running, Start, running
@@ -226,3 +229,89 @@ def test_what_an_engine_was_stuck_in_must_not_come_again() -> None:
         assert (answer.status, answer.code) == (503, "engine_stuck")
         assert answer.headers == {"x-should-retry": "false"}
     assert b"may_retry" not in msgspec.json.encode(to_info(EngineStuckError("")))
+
+
+# Integers of any size
+
+INTEGERS = ("9" * 4300, f"-{'9' * 4300}", "9" * 4301, "9" * 9000)
+"""The first two are all that Python's `str` writes."""
+
+
+def integers_of(kind: type[msgspec.Struct]) -> list[str]:
+    """The members of a struct that are integers."""
+
+    def is_integer(known: msgspec.inspect.Type) -> bool:
+        match known:
+            case msgspec.inspect.UnionType(types=types):
+                return any(map(is_integer, types))
+            case msgspec.inspect.Metadata(type=inner):
+                return is_integer(inner)
+            case _:
+                return isinstance(known, msgspec.inspect.IntType)
+
+    about = msgspec.inspect.type_info(kind)
+    assert isinstance(about, msgspec.inspect.StructType)
+    return [field.encode_name for field in about.fields if is_integer(field.type)]
+
+
+def completion(fields: str) -> str:
+    return f'{{"model": "m", "prompt": "x", {fields}}}'
+
+
+def chat(fields: str) -> str:
+    return f'{{"model": "m", "messages": [{{"role": "user", "content": "x"}}], {fields}}}'
+
+
+def program(fields: str) -> str:
+    return f'{{"id": "p", "ops": [{{"type": "text", "branch": 0, "parts": ["x"]}}], {fields}}}'
+
+
+def op(fields: str) -> str:
+    return f'{{"id": "p", "ops": [{{{fields}}}]}}'
+
+
+def sampled(fields: str) -> str:
+    return op(f'"type": "gen", "branch": 0, "name": "v", "sampling": {{{fields}}}')
+
+
+def template(fields: str) -> str:
+    return f'{{"name": "f", "ops": [], "result": {{"type": "constant", "json": "1"}}, {fields}}}'
+
+
+@pytest.mark.parametrize("value", INTEGERS, ids=["most", "least", "more", "many"])
+@pytest.mark.parametrize(
+    ("path", "made", "field", "sent"),
+    [
+        *(("/v1/completions", completion, name, "{}") for name in integers_of(CompletionBody)),
+        *((CHAT, chat, name, "{}") for name in integers_of(ChatBody)),
+        (CHAT, lambda fields: chat(f'"max_tokens": 5, {fields}'), "max_completion_tokens", "{}"),
+        (CHAT, lambda fields: chat(f'"min_tokens": 5, {fields}'), "max_tokens", "{}"),
+        *((path, made, "stop_token_ids", "[{}]") for path, made in ((CHAT, chat), ("/v1/completions", completion))),
+        *((path, made, "logit_bias", '{{"{}": 1}}') for path, made in ((CHAT, chat), ("/v1/completions", completion))),
+        *(("/v1/completions", lambda fields: f'{{"model": "m", {fields}}}', "prompt", sent) for sent in ("[{}]", "[[{}]]")),
+        ("/detokenize", lambda fields: f"{{{fields}}}", "tokens", "[{}]"),
+        *(("/v1/programs", sampled, name, "{}") for name in integers_of(SamplingParams)),
+        ("/v1/programs", sampled, "stop_token_ids", "[{}]"),
+        ("/v1/programs", sampled, "logit_bias", '{{"{}": 1}}'),
+        ("/v1/programs", program, "spec_tokens", "{}"),
+        ("/v1/programs", lambda fields: op(f'"type": "gen", "name": "v", {fields}'), "branch", "{}"),
+        ("/v1/programs", lambda fields: op(f'"type": "fork", "branch": 0, {fields}'), "children", "[{}]"),
+        ("/v1/programs", lambda fields: op(f'"type": "fork", "branch": 0, "children": [], {fields}'), "retries", "{}"),
+    ],
+)  # fmt: skip
+def test_no_integer_is_too_long_for_a_refusal(
+    server: Running, path: str, made: Callable[[str], str], field: str, sent: str, value: str
+) -> None:
+    headers = {"content-type": "application/json"}
+    response = server.http().post(path, content=made(f'"{field}": {sent.format(value)}'), headers=headers)
+    error = error_of(response)
+    assert (response.status_code, len(error["message"]) < 1000) == (400, True), error
+    assert field in error["param"]
+
+
+@pytest.mark.parametrize("value", INTEGERS)
+def test_no_integer_of_a_deployed_program_is_too_long_for_a_refusal(server: Running, value: str) -> None:
+    headers = {"content-type": "application/json"}
+    content = template(f'"version": {value}')
+    error = error_of(server.http().put("/v1/programs/f", content=content, headers=headers))
+    assert error["param"] == "version" and len(error["message"]) < 1000
