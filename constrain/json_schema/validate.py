@@ -180,8 +180,12 @@ def _key(value: Any) -> Any:
 
 def _matches(pattern: str, text: str) -> bool:
     found = compile_pattern(pattern)
-    # A pattern that is not understood is not the value's fault: whether it can be kept is decided before generation.
-    return found is None or found.search(text, timeout=REGEX_TIMEOUT_S) is not None
+    if found is None:  # it is not the value's fault: whether it can be kept is decided before generation
+        return True
+    left_s = _deadline.get() - time.thread_time()
+    if left_s <= 0:
+        raise _LateError
+    return found.search(text, timeout=min(REGEX_TIMEOUT_S, left_s)) is not None
 
 
 @lru_cache(maxsize=256)

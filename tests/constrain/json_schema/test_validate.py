@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from typing import Any
 
 import pytest
@@ -120,3 +121,20 @@ def test_a_hostile_pattern_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bough.constrain.json_schema.validate.REGEX_TIMEOUT_S", 0.1)
     with pytest.raises(GrammarTooComplexError, match="too long"):
         judge({"pattern": "^(a|aa)+$"}, json.dumps("a" * 200 + "!"))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"pattern": "^(a|a)*$"},
+        {"patternProperties": {"^(a|a)*$": True}},
+        {"additionalProperties": False, "patternProperties": {"^(a|a)*$": True}},
+        {"anyOf": [{"pattern": "^(a|a)*$"}, {"pattern": "^(a|aa)+$"}]},
+    ],
+)
+def test_a_pattern_takes_no_more_than_the_time_that_is_left(schema: Any) -> None:
+    text = "a" * 40 + "!"
+    started = time.thread_time()
+    with pytest.raises(GrammarTooComplexError, match="too long"):
+        violations(json.dumps(schema), json.dumps(text if "Properties" not in str(schema) else {text: 1}), timeout_s=0.1)
+    assert time.thread_time() - started < 0.5
