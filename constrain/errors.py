@@ -14,16 +14,45 @@ from __future__ import annotations
 
 from typing import Final
 
+MAX_QUOTED = 500
+"""Characters that an error quotes of what it is about."""
+
+MAX_REASON = 1000
+"""Characters of a reason, which may quote several times."""
+
+
+def quoted(text: str) -> str:
+    """Returns the text in quotes for an error; of a long one, its beginning."""
+    shown = repr(text[: MAX_QUOTED + 1])
+    if len(text) <= MAX_QUOTED and len(shown) <= MAX_QUOTED + 2:
+        return shown
+    return f"{shown[:MAX_QUOTED]}{shown[0]}{_cut_mark(text)}"
+
+
+def cut(text: str, most: int = MAX_QUOTED) -> str:
+    """Returns the text for an error; of a long one, its beginning: `most` characters, what says that included."""
+    if len(text) <= most:
+        return text
+    mark = _cut_mark(text)
+    return f"{text[: most - len(mark)]}{mark}"
+
+
+def _cut_mark(text: str) -> str:
+    return f"... (cut: {len(text)} characters in all)"
+
 
 class GrammarError(ValueError):
-    """The constraint cannot be used. `path` is a JSON pointer into the schema ("" for its root) or ""."""
+    """The constraint cannot be used. `path` is a JSON pointer into the schema ("" for its root) or "".
+
+    Where either is long, it is cut: what is quoted in them comes from clients, and messages are kept and sent.
+    """
 
     code = "invalid_grammar"
 
     def __init__(self, reason: str, *, path: str = "") -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.path = path
+        self.reason = cut(reason, MAX_REASON)
+        self.path = cut(path)
+        super().__init__(self.reason)
 
     def __str__(self) -> str:
         return f"{self.reason} (at {self.path})" if self.path else self.reason
@@ -42,7 +71,7 @@ class UnsupportedKeywordError(GrammarError):
 
     def __init__(self, keyword: str, *, path: str = "", reason: str = "") -> None:
         super().__init__(
-            f"JSON Schema keyword {keyword!r} is not supported{': ' + reason if reason else ''}", path=path
+            f"JSON Schema keyword {quoted(keyword)} is not supported{': ' + reason if reason else ''}", path=path
         )
         self.keyword = keyword
 

@@ -11,7 +11,7 @@ from llguidance import LLMatcher
 
 from .context_free.gbnf import to_lark
 from .context_free.lark_words import has_word
-from .errors import GrammarError, GrammarTooComplexError, InvalidSchemaError
+from .errors import GrammarError, GrammarTooComplexError, InvalidSchemaError, cut
 from .json_schema.parse import parse_schema
 from .lowered import Lowered, Tabulate
 from .receipt import Receipt
@@ -103,7 +103,7 @@ def to_grammar_error(message: str, spec: GrammarSpec) -> GrammarError:
 
     Of a JSON Schema it sees only the grammar that we wrote for it, which is right but may be more than it can take.
     """
-    text = " ".join(message.split())[:300]
+    text = cut(" ".join(message.split()))
     if isinstance(spec, JsonSchema):
         if "nsatisfiable" in text:
             return InvalidSchemaError(f"nothing can satisfy the schema: {text}")

@@ -8,10 +8,13 @@ import re
 
 import msgspec
 
-from ..constrain.errors import REFUSALS, GrammarError
-from ..runtime.protocol.errors import BoughError, ErrorInfo, RequestError
+from ..constrain.errors import REFUSALS, GrammarError, cut
+from ..runtime.protocol.errors import MAX_MESSAGE_CHARS, BoughError, ErrorInfo, RequestError
 
 INTERNAL_MESSAGE = "The server failed to process the request. Please include the x-request-id in a report."
+
+MAX_PARAM_CHARS = 200
+"""Longest path of a field that an answer names."""
 
 LONGEST_WAIT_S = 60.0
 """Longest wait that is asked for where it is a guess: official clients heed no longer one."""
@@ -71,7 +74,7 @@ _STATUS_OF_CODE = {
 
 
 class ApiError(Exception):
-    """An error response. `message` is for the client: no paths, addresses or class names.
+    """An error response. `message` is for the client: no paths, addresses or class names. It is cut where it is long.
 
     close           the connection ends with it
     retry_after_s   when to try again; None: as usual for the status
@@ -88,11 +91,11 @@ class ApiError(Exception):
         close: bool = False,
         retry_after_s: float | None = None,
     ) -> None:
-        super().__init__(message)
         self.status = status
         self.code = code
-        self.message = message
-        self.param = param
+        self.message = cut(message, MAX_MESSAGE_CHARS)
+        self.param = None if param is None else cut(param, MAX_PARAM_CHARS)
+        super().__init__(self.message)
         self.close = close
         self.retry_after_s = retry_after_s
         self.may_retry = True
@@ -178,7 +181,7 @@ def from_decode_error(error: msgspec.DecodeError | UnicodeDecodeError | Recursio
     if isinstance(error.__cause__, BoughError):
         return to_api_error(error.__cause__)
     found = _LOCATED.fullmatch(str(error))
-    what, path = (found["what"], found["path"] or "") if found else (str(error), "")
+    what, path = (cut(found["what"]), found["path"] or "") if found else (cut(str(error)), "")
     param = path.replace("[...]", "")
     if missing := _MISSING.fullmatch(what):
         param = f"{param}.{missing[1]}" if param else missing[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ..errors import GrammarError, GrammarTooComplexError
+from ..errors import GrammarError, GrammarTooComplexError, quoted
 from .expressions import (
     ANY_CHAR,
     CharRanges,
@@ -77,7 +77,7 @@ class _GbnfParser:
             if name is None or _DEFINES.match(self._text, name.end()) is None:
                 raise self._error(f"expected `name ::=`, got {self._here()}")
             if name[0] in rules:
-                raise self._error(f"the rule {name[0]!r} is defined twice")
+                raise self._error(f"the rule {quoted(name[0])} is defined twice")
             defines = _DEFINES.match(self._text, name.end())
             assert defines is not None
             self._at = defines.end()
@@ -86,7 +86,7 @@ class _GbnfParser:
             raise GrammarError("the grammar has no rule `root`")
         for used, place in self._used.items():
             if used not in rules:
-                raise self._error(f"there is no rule {used!r}", place)
+                raise self._error(f"there is no rule {quoted(used)}", place)
         return {"root": rules["root"], **rules}
 
     def _choice(self, *, depth: int) -> Expression:
@@ -318,7 +318,7 @@ def write_lark(rules: Mapping[str, Expression]) -> str:
     root = next(iter(rules))
     known = with_words(rules)
     if root not in known:
-        raise GrammarError(f"the grammar matches no text: the rule {root!r} never ends")
+        raise GrammarError(f"the grammar matches no text: the rule {quoted(root)} never ends")
     cleaned = {name: without_dead_ends(body, known) for name, body in rules.items() if name in known}
     lexed = _lexed(cleaned, root)
     lines = [f"start: {next(iter(lexed.rules))}"]

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 from urllib.parse import unquote, urldefrag, urljoin
 
-from ..errors import InvalidSchemaError, UnsupportedKeywordError
+from ..errors import InvalidSchemaError, UnsupportedKeywordError, cut, quoted
 from .parse import ABSENT, Schema, check_schema, draft_year, pointer_to, subschemas
 
 
@@ -242,21 +242,21 @@ class Document:
         if resource not in ("", base):
             if resource not in self._targets and not self._load(resource):
                 raise InvalidSchemaError(
-                    f"reference {reference!r} points outside the schema; remote references are not fetched: put the "
-                    "target under $defs",
+                    f"reference {quoted(reference)} points outside the schema; remote references are not fetched: put "
+                    "the target under $defs",
                     path=where,
                 )
             base, home = resource, self._targets[resource]
         if fragment and not fragment.startswith("/"):
             name = f"{base}#{unquote(fragment)}" if base else f"{home.partition('#')[0]}#{unquote(fragment)}"
             if name not in self._targets:
-                raise InvalidSchemaError(f"reference {reference!r} has no target", path=where)
+                raise InvalidSchemaError(f"reference {quoted(reference)} has no target", path=where)
             return self._targets[name]
         target = home + unquote(fragment)
         try:
             self._node(target)
         except InvalidSchemaError:
-            raise InvalidSchemaError(f"reference {reference!r} has no target", path=where) from None
+            raise InvalidSchemaError(f"reference {quoted(reference)} has no target", path=where) from None
         return target
 
     def _load(self, uri: str) -> bool:
@@ -313,7 +313,8 @@ def _joined(base: str, reference: str, where: str) -> str:
         urldefrag(joined)
         return joined
     except ValueError as error:
-        raise InvalidSchemaError(f"{reference[:100]!r} is not a reference: {error}", path=where) from None
+        reason = cut(str(error), 300)
+        raise InvalidSchemaError(f"{quoted(reference)} is not a reference: {reason}", path=where) from None
 
 
 def pointer_of(location: str) -> str:

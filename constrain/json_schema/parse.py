@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import regex
 
-from ..errors import GrammarTooComplexError, InvalidSchemaError
+from ..errors import GrammarTooComplexError, InvalidSchemaError, cut
 
 Schema = dict[str, Any] | bool
 
@@ -168,7 +168,7 @@ def _pointer_along(pointer: str, way: _Way) -> str:
 def _excess(keyword: str, value: Any, num_values: int) -> str | None:
     """Returns the limit that a keyword's value passes; `num_values` counts the values of all enums up to it."""
     if keyword in _MINIMA and value > MAX_REQUIRED_COUNT:
-        return f"{keyword} is {value}, at most {MAX_REQUIRED_COUNT} is allowed"
+        return f"{keyword} is {_shown(value)}, at most {MAX_REQUIRED_COUNT} is allowed"
     if keyword in ("anyOf", "oneOf", "allOf") and len(value) > MAX_BRANCHES:
         return f"{keyword} has {len(value)} entries, at most {MAX_BRANCHES} are allowed"
     if keyword == "enum" and num_values > MAX_ENUM_VALUES:
@@ -249,7 +249,7 @@ def _kind(value: Any) -> str:
 
 def _shown(value: Any) -> str:
     """Writes a value, or its beginning."""
-    return repr(value)[:100]
+    return cut(repr(value), 100)
 
 
 def _is_number(value: Any) -> bool:

@@ -20,7 +20,7 @@ from jsonschema.protocols import Validator
 from jsonschema.validators import SPECIFICATIONS, extend, validator_for
 from referencing.exceptions import Unresolvable
 
-from ..errors import GrammarTooComplexError, InvalidSchemaError, UnsupportedKeywordError
+from ..errors import GrammarTooComplexError, InvalidSchemaError, UnsupportedKeywordError, cut, quoted
 from ..receipt import Violation
 from .parse import pointer_to
 
@@ -60,11 +60,11 @@ def violations(
         found = validator(schema, frozenset(formats)).iter_errors(value)
         return [_violation(error) for error, _ in zip(found, range(MAX_VIOLATIONS), strict=False)]
     except Unresolvable as error:
-        raise InvalidSchemaError(f"a reference has no target: {error.ref!r}") from None
+        raise InvalidSchemaError(f"a reference has no target: {quoted(error.ref)}") from None
     except RecursionError:
         raise GrammarTooComplexError("checking the value does not end: references form a cycle") from None
     except re.error as error:  # of `unevaluatedProperties`, which looks at patterns by itself
-        raise UnsupportedKeywordError("patternProperties", reason=f"it cannot be checked: {error}") from None
+        raise UnsupportedKeywordError("patternProperties", reason=f"it cannot be checked: {cut(str(error))}") from None
     except _LateError:
         raise GrammarTooComplexError("checking the value takes too long") from None
     except TimeoutError:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from llguidance import LLMatcher
 from outlines_core import Index, Vocabulary
 
-from ..errors import GrammarError, GrammarTooComplexError
+from ..errors import GrammarError, GrammarTooComplexError, cut
 
 MAX_RAW_STATES = 65_536
 MAX_PRODUCT_STATES = 16_384
@@ -57,11 +57,11 @@ def compile_regular(pattern: str) -> Automaton:
     # By itself it must be a pattern: `a)|(b` is none, but would be once it stands in parentheses.
     problem = LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(pattern))
     if problem:
-        raise GrammarError(f"the regular expression cannot be compiled: {' '.join(problem.split())[:300]}")
+        raise GrammarError(f"the regular expression cannot be compiled: {cut(' '.join(problem.split()))}")
     try:
         index = Index(f"(?:{pattern})\\x00", Vocabulary(256, {bytes([byte]): [byte] for byte in range(256)}))
     except (ValueError, RuntimeError) as error:
-        raise GrammarError(f"the regular expression cannot be compiled: {' '.join(str(error).split())[:300]}") from None
+        raise GrammarError(f"the regular expression cannot be compiled: {cut(' '.join(str(error).split()))}") from None
     transitions = index.get_transitions()
     if len(transitions) > MAX_RAW_STATES:
         raise GrammarTooComplexError(f"the regular expression has {len(transitions)} states, too many for a table")

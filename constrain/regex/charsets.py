@@ -11,6 +11,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import regex
 
+from ..errors import quoted
+
 SURROGATES: Final = (0xD800, 0xE000)
 END: Final = 0x110000
 
@@ -146,7 +148,7 @@ def property_set(name: str) -> CharSet:
     try:
         pattern = regex.compile(rf"\p{{{name}}}+")
     except regex.error as error:
-        raise ValueError(f"there is no Unicode property {name!r}") from error
+        raise ValueError(f"there is no Unicode property {quoted(name)}") from error
     found = []
     for start, stop in ((0, SURROGATES[0]), (SURROGATES[1], END)):
         text = np.arange(start, stop, dtype="<u4").tobytes().decode("utf-32-le")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...constrain import Grammar, GrammarCompiler, GrammarError
-from ...constrain.errors import REFUSALS
+from ...constrain.errors import REFUSALS, cut
 from ...constrain.matchers.healing import Healer
 from ...constrain.workers.turns import outcome
 from ...radix import tenant_of
@@ -163,7 +163,7 @@ class Admission:
             grammar = None if spec is None else self._grammars.submit(spec, tenant)
             return Compiling(grammar, None if stop_regex is None else self._patterns.compile(stop_regex, tenant))
         except (TypeError, ValueError) as error:  # text that is not Unicode, for one
-            message = f"the constraint cannot be read: {error}"
+            message = f"the constraint cannot be read: {cut(str(error))}"
             raise RequestError(message, code="invalid_grammar", param="grammar") from error
 
     def compiled(self, live: Mapping[str, Generation], now: float) -> Iterator[tuple[Generation, RequestOutput | None]]:

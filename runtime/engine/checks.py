@@ -8,6 +8,7 @@ from concurrent.futures import Future
 import msgspec
 
 from ...constrain import GrammarError
+from ...constrain.errors import cut
 from ...constrain.json_text.parts import all_schemas
 from ...constrain.receipt import Finding, Receipt, Violation
 from ...constrain.spec import GrammarSpec
@@ -88,6 +89,6 @@ def _judge(finish: Finish, check: Future[list[Finding]], spec: GrammarSpec | Non
     if all(found.policy == "best_effort" for found in findings):
         return msgspec.structs.replace(finish, constraint=receipt)
     named_first = [found.violation for found in sorted(findings, key=lambda found: found.policy == "best_effort")]
-    named = "; ".join(f"{found.pointer or '(the value)'}: {found.message}" for found in named_first[:MAX_NAMED])
+    named = "; ".join(f"{cut(found.pointer) or '(the value)'}: {found.message}" for found in named_first[:MAX_NAMED])
     info = ErrorInfo(code="constraint_violated", message=f"the value violates its constraint: {named}")
     return msgspec.structs.replace(finish, reason="error", matched=None, error=info, constraint=receipt)

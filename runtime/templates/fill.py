@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...constrain.errors import GrammarError
+from ...constrain.errors import GrammarError, cut, quoted
 from ...constrain.json_schema.document import Document
 from ...constrain.json_schema.parse import parse_schema
 from ...constrain.json_schema.validate import violations
@@ -70,7 +70,7 @@ def check_arguments(template: Template, arguments: Mapping[str, Any]) -> dict[st
         except GrammarError as error:
             raise RequestError(f"{name} cannot be checked: {error}", param=name) from error
         if wrong:
-            where = f"{name}{wrong[0].pointer}"
+            where = f"{name}{cut(wrong[0].pointer)}"
             raise RequestError(f"{where}: {wrong[0].message}", param=name)
         found[name] = json.loads(text)
     return found
@@ -116,7 +116,7 @@ def _check_default(parameter: Parameter) -> None:
     try:
         read_json(parameter.default)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"the default of {parameter.name}: {str(error)[:300]}", param="parameters") from error
+        raise RequestError(f"the default of {parameter.name}: {cut(str(error))}", param="parameters") from error
 
 
 SHARE_FORMAT = re.compile(r"[<>^]?[0-9]{0,2}(\.[0-9]{1,2})?[eEfFgG%]?")
@@ -134,9 +134,10 @@ def _check_result(result: Result) -> None:
         match part:
             case ResultShare(choices=choices, choice=choice, format=form):
                 if choice not in choices:
-                    raise RequestError(f"{choice!r} is none of the choices of the result's probability", param="result")
+                    message = f"{quoted(choice)} is none of the choices of the result's probability"
+                    raise RequestError(message, param="result")
                 if form is not None and SHARE_FORMAT.fullmatch(form) is None:
-                    raise RequestError(f"a probability cannot be written in the format {form!r}", param="result")
+                    raise RequestError(f"a probability cannot be written in the format {quoted(form)}", param="result")
             case ResultConstant(json=text) | ResultValue(schema=text):
                 try:
                     json.dumps(read_json(text), ensure_ascii=False).encode()

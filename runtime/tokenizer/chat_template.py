@@ -13,6 +13,7 @@ import jinja2.nodes
 import jinja2.parser
 import regex
 
+from ...constrain.errors import cut, quoted
 from ..protocol.errors import ModelError, RequestError
 from .sandbox import BoundedEnvironment, TemplateBudget, with_budget
 
@@ -321,7 +322,7 @@ class ChatTemplate:
             raise
         except _RENDER_ERRORS as error:
             reason = str(error) or type(error).__name__
-            raise RequestError(f"the chat template refused the messages: {reason[:500]}", param="messages") from error
+            raise RequestError(f"the chat template refused the messages: {cut(reason)}", param="messages") from error
         return "".join(chunks)
 
 
@@ -365,7 +366,7 @@ def _checked_kwargs(template_kwargs: Mapping[str, Any] | None) -> dict[str, Any]
     extra = dict(template_kwargs or {})
     for name in extra:
         if name in _RESERVED or not name.isidentifier():
-            raise RequestError(f"chat_template_kwargs must not contain {name!r}", param="chat_template_kwargs")
+            raise RequestError(f"chat_template_kwargs must not contain {quoted(name)}", param="chat_template_kwargs")
     return extra
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from ...constrain.errors import quoted
 from ...constrain.spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural
 from ..protocol.errors import BoughError, ErrorInfo, RequestError, to_info
 from ..protocol.program import MadeCall, Offer
@@ -137,7 +138,7 @@ def fault_of(call: WrittenCall, tools: Mapping[str, ToolCall]) -> ErrorInfo | No
     tool = tools.get(call.name)
     if tool is None:
         known = ", ".join(map(repr, tools)) or "none"
-        return ErrorInfo(code="unknown_tool", message=f"there is no tool {call.name!r}; there are: {known}")
+        return ErrorInfo(code="unknown_tool", message=f"there is no tool {quoted(call.name)}; there are: {known}")
     if isinstance(call.arguments, str):
         return tool_failed(call.name, CUT_OFF)
     try:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from ...constrain.context_free.gbnf import is_gbnf
+from ...constrain.errors import cut
 from ...constrain.json_schema.parse import MAX_SCHEMA_BYTES
 from ...constrain.spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural, Tag
 from ...constrain.workers.decoders import json_decoder
@@ -289,7 +290,7 @@ def to_structural(raw: msgspec.Raw, param: str) -> GrammarSpec | None:
     except msgspec.DecodeError as error:
         message, _, place = str(error).partition(" - at `$")
         path = place.rstrip("`").replace("[...]", "[]")
-        raise invalid(param + path, f"not a structural tag: {message}", code="invalid_type") from error
+        raise invalid(param + path, f"not a structural tag: {cut(message)}", code="invalid_type") from error
     except RecursionError as error:
         raise ApiError(400, "grammar_too_complex", "the structural tag is nested too deeply", param=param) from error
 

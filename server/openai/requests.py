@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from ...constrain.errors import quoted
 from ...constrain.spec import spec_chars
 from ...runtime.protocol.counters import ModelInfo
 from ...runtime.protocol.request import Request
@@ -275,9 +276,9 @@ def check_chars(num_chars: int, *, max_tokens: int, param: str) -> None:
 def _template_kwargs(given: dict[str, Any] | None) -> dict[str, Any] | None:
     """Checks arguments of the template: plain values, under names that do not change how it is rendered."""
     for name, value in (given or {}).items():
-        param = f"chat_template_kwargs.{name}"
+        param = f"chat_template_kwargs.{name[:64]}"
         if name in _RESERVED or name.startswith("return_") or not name.isidentifier():
-            raise invalid(param, f"chat_template_kwargs must not contain {name!r}")
+            raise invalid(param, f"chat_template_kwargs must not contain {quoted(name)}")
         if not isinstance(value, bool | int | float | str | None):
             raise invalid(param, "the value must be a string, number, boolean or null", code="invalid_type")
     return given

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from ...constrain.errors import GrammarError
+from ...constrain.errors import GrammarError, quoted
 from ...constrain.json_schema.parse import MAX_SCHEMA_BYTES, parse_schema
 from ...runtime.tools.forms import CallForm
 from ..errors import invalid
@@ -64,7 +64,7 @@ def to_toolbox(body: ChatBody) -> Toolbox:
         if choice.function is None:
             raise invalid(f"tool_choice.{choice.type}", "the object is missing", code="missing_required_parameter")
         if choice.function.name not in functions:
-            raise invalid("tool_choice.function.name", f"no tool is named {choice.function.name!r}")
+            raise invalid("tool_choice.function.name", f"no tool is named {quoted(choice.function.name)}")
         return Toolbox("required", {choice.function.name: functions[choice.function.name]}, forced=True)
     return Toolbox(choice if functions else "none", functions, parallel=parallel)
 
@@ -73,7 +73,7 @@ def _allowed(allowed: AllowedTools, functions: Mapping[str, FunctionDefinition])
     names = [tool.function.name for tool in allowed.tools]
     for name in names:
         if name not in functions:
-            raise invalid("tool_choice.allowed_tools.tools", f"no tool is named {name!r}")
+            raise invalid("tool_choice.allowed_tools.tools", f"no tool is named {quoted(name)}")
     return {name: functions[name] for name in names}
 
 
@@ -97,7 +97,7 @@ def _check_parameters(function: FunctionDefinition, param: str) -> None:
     try:
         parse_schema(text.decode())
     except GrammarError as error:
-        raise invalid(param, str(error)[:500], code=error.code) from error
+        raise invalid(param, str(error), code=error.code) from error
     except RecursionError as error:
         raise invalid(param, "the schema is nested too deeply", code="grammar_too_complex") from error
 

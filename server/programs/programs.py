@@ -19,7 +19,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Scope
 
-from ...constrain.errors import GrammarError, GrammarTooComplexError
+from ...constrain.errors import GrammarError, GrammarTooComplexError, cut
 from ...constrain.spec import excess_of
 from ...runtime.client.client import EngineClient
 from ...runtime.programs.room import check_room
@@ -326,7 +326,7 @@ def _check(template: Template, client: EngineClient) -> Response:
     except BoughError:
         raise
     except (ValueError, RecursionError) as error:
-        raise invalid("parameters", f"the program cannot be described: {error}") from error
+        raise invalid("parameters", f"the program cannot be described: {cut(str(error))}") from error
 
 
 async def _written(events: Merged[ProgramEvent], scope: Scope) -> AsyncIterator[bytes]:

@@ -16,6 +16,7 @@ import pytest
 
 from bough.constrain.errors import GrammarError, GrammarTooComplexError, InvalidSchemaError, UnsupportedKeywordError
 from bough.runtime.protocol.errors import (
+    MAX_MESSAGE_CHARS,
     EngineError,
     EngineStartingError,
     EngineStoppedError,
@@ -28,7 +29,7 @@ from bough.runtime.protocol.errors import (
 )
 from bough.runtime.protocol.sampling_params import SamplingParams
 from bough.server.config import ServerConfig
-from bough.server.errors import ShuttingDownError, from_error_info, to_api_error
+from bough.server.errors import ApiError, ShuttingDownError, from_error_info, to_api_error
 from bough.server.http.connection import Lifecycle
 from bough.server.http.keys import parse_keys
 from bough.server.openai.objects import ChatBody, CompletionBody
@@ -258,6 +259,10 @@ def completion(fields: str) -> str:
     return f'{{"model": "m", "prompt": "x", {fields}}}'
 
 
+def prompted(fields: str) -> str:
+    return f'{{"model": "m", {fields}}}'
+
+
 def chat(fields: str) -> str:
     return f'{{"model": "m", "messages": [{{"role": "user", "content": "x"}}], {fields}}}'
 
@@ -288,7 +293,7 @@ def template(fields: str) -> str:
         (CHAT, lambda fields: chat(f'"min_tokens": 5, {fields}'), "max_tokens", "{}"),
         *((path, made, "stop_token_ids", "[{}]") for path, made in ((CHAT, chat), ("/v1/completions", completion))),
         *((path, made, "logit_bias", '{{"{}": 1}}') for path, made in ((CHAT, chat), ("/v1/completions", completion))),
-        *(("/v1/completions", lambda fields: f'{{"model": "m", {fields}}}', "prompt", sent) for sent in ("[{}]", "[[{}]]")),
+        *(("/v1/completions", prompted, "prompt", sent) for sent in ("[{}]", "[[{}]]")),
         ("/detokenize", lambda fields: f"{{{fields}}}", "tokens", "[{}]"),
         *(("/v1/programs", sampled, name, "{}") for name in integers_of(SamplingParams)),
         ("/v1/programs", sampled, "stop_token_ids", "[{}]"),
@@ -315,3 +320,72 @@ def test_no_integer_of_a_deployed_program_is_too_long_for_a_refusal(server: Runn
     content = template(f'"version": {value}')
     error = error_of(server.http().put("/v1/programs/f", content=content, headers=headers))
     assert error["param"] == "version" and len(error["message"]) < 1000
+
+
+LONG = "a" * 200_000
+TOOLS = '"tools": [{"type": "function", "function": {"name": "f"}}]'
+
+
+def constrained(grammar: str) -> str:
+    return op(f'"type": "gen", "branch": 0, "name": "v", "grammar": {{{grammar}}}')
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        (CHAT, chat(f'"{LONG}": 1').replace('"m"', f'"{LONG}"')),
+        (CHAT, chat(f'"tool_choice": {{"type": "{LONG}"}}')),
+        (CHAT, chat(f'{TOOLS}, "tool_choice": {{"type": "function", "function": {{"name": "{LONG}"}}}}')),
+        (CHAT, chat(f'{TOOLS}, "tool_choice": "{LONG}"')),
+        (CHAT, chat(f'"chat_template_kwargs": {{"{LONG}-": 1}}')),
+        (CHAT, chat(f'"chat_template_kwargs": {{"{LONG}": []}}')),
+        (CHAT, chat(f'"response_format": {{"type": "structural_tag", "format": {{"type": "{LONG}"}}}}')),
+        (CHAT, chat(f'"response_format": {{"type": "structural_tag", "triggers": "{LONG}", "structures": []}}')),
+        (CHAT, chat(f'"logit_bias": {{"{LONG}": 1}}')),
+        (CHAT, chat(TOOLS.replace('"f"', f'"f", "parameters": {{"properties": {{"{LONG}": 1}}}}'))),
+        (CHAT, f'{{"model": "m", "messages": [{{"role": "{LONG}"}}]}}'),
+        (CHAT, f'{{"model": "m", "messages": [{{"role": "user", "content": [{{"type": "{LONG}"}}]}}]}}'),
+        ("/v1/programs", op(f'"type": "{LONG}"')),
+        ("/v1/programs", constrained(f'"type": "lark", "grammar": "x", "{LONG}": 1')),
+        ("/v1/programs", constrained(f'"type": "json_schema", "schema": "x", "policy": "{LONG}"')),
+        ("/v1/programs", sampled(f'"{LONG}": 1')),
+    ],
+    ids=range(16),
+)  # fmt: skip
+def test_no_more_is_quoted_than_a_message_needs(server: Running, path: str, content: str) -> None:
+    response = server.http().post(path, content=content, headers={"content-type": "application/json"})
+    error = error_of(response)
+    assert 400 <= response.status_code < 500
+    assert (len(error["message"]) < 1200, len(error["param"] or "") < 200) == (True, True), error["message"][:200]
+    assert "a" * 250 not in error["message"] or "characters in all" in error["message"]
+
+
+def test_an_answer_is_cut_whatever_it_quotes() -> None:
+    quoting = [RequestError(LONG, param=LONG), GrammarError(LONG, path=LONG), ApiError(400, "invalid_value", LONG)]
+    told = ErrorInfo(code="tool_failed", message=LONG, param=LONG)
+    for answer in (*map(to_api_error, quoting), from_error_info(told)):
+        assert len(answer.message) <= MAX_MESSAGE_CHARS and len(answer.param or "") <= 200
+        assert answer.message.startswith("a" * 900) and "characters in all" in answer.message
+
+
+def test_a_deployed_program_is_refused_in_few_words(start: Start) -> None:
+    server = start()
+
+    def refused(name: str, value: object) -> None:
+        program: dict[str, Any] = {
+            "name": "f",
+            "parameters": [{"name": "a", "schema": '{"type": "object", "additionalProperties": false}'}],
+            "ops": [{"type": "text", "branch": 0, "parts": [{"type": "hole", "name": "a"}]}],
+            "result": {"type": "constant", "json": "1"},
+        }
+        response = server.http().put("/v1/programs/f", json={**program, name: value})
+        assert response.status_code == 400, (name, str(value)[:100])
+        assert len(error_of(response)["message"]) < 1200
+
+    share = {"type": "share", "ref": {"branch": 0, "name": "v"}, "choices": ["x"]}
+    refused("result", {**share, "choice": LONG})
+    refused("result", {**share, "choice": "x", "format": LONG})
+    refused("parameters", [{"name": "a", "schema": json.dumps({"properties": {LONG: 1}})}])
+    refused("parameters", [{"name": "a", "default": f'"{LONG}', "schema": "{}"}])
+    refused("parameters", [{"name": "a", "default": f'"{LONG}"', "schema": '{"enum": ["x"]}'}])
+    refused("ops", [{"type": "text", "branch": 0, "parts": [{"type": "hole", "name": "a", "spec": LONG}]}])

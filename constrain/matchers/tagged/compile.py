@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import regex
 
-from ...errors import GrammarError, GrammarTooComplexError, MatcherError
+from ...errors import GrammarError, GrammarTooComplexError, MatcherError, cut
 from ...lower import lower_loosely
 from ...lowered import Lowered
 from ...receipt import Receipt
@@ -257,7 +257,7 @@ class _Compilation:
         make = partial(start_state, self._tokens, text)
         start = make()
         if start.is_error():
-            reason = " ".join(start.get_error().split())[:300]
+            reason = cut(" ".join(start.get_error().split()))
             raise GrammarError(f"the grammar of the tags cannot be compiled: {reason}", path="/tags")
         parts = source.parts
         completer = _TagCompleter(
@@ -394,4 +394,4 @@ def _check_start(grammar: CompiledGrammar) -> None:
     try:
         grammar.matcher().fill_mask(mask)
     except MatcherError as error:
-        raise GrammarError(f"nothing satisfies the tags: {error}", path="/tags") from None
+        raise GrammarError(f"nothing satisfies the tags: {cut(str(error))}", path="/tags") from None
