@@ -1,4 +1,4 @@
-"""What refusals quote of a constraint is cut: a message is no larger for a larger constraint."""
+"""Refusals quote no more than the beginning of what is long: no message is larger for a larger constraint."""
 
 from __future__ import annotations
 
