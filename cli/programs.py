@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..lang.diagnostics.errors import BackendError
 from ..lang.diagnostics.source_lines import users_only
 from ..lang.function import Function
 from ..lang.record.options import OPTION_NAMES, clean_options
@@ -25,7 +26,7 @@ _KINDS: Mapping[Any, str] = {
 
 
 class UsersError(BoughError):
-    """The user's own code failed; the message shows it by the frames of that code alone."""
+    """The user's own code failed; the message shows it by the frames or by the line of that code alone."""
 
 
 def load_file(path: Path) -> ModuleType:
@@ -145,10 +146,14 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def users_errors() -> Iterator[None]:
-    """Makes an exception of the user's code a UsersError. Those of bough and of the command pass."""
+    """Makes an exception of the user's code a UsersError, and one of bough that blames a line of it. Others pass."""
     try:
         yield
-    except (BoughError, BrokenPipeError):
+    except BoughError as error:
+        if isinstance(error.__cause__, BackendError) or str(error) == error.message:
+            raise
+        raise UsersError(str(error), code=error.code) from error
+    except BrokenPipeError:
         raise
     except Exception as error:
         if users_only(error.__traceback__) is None:

@@ -69,7 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
     keywords = clean_options({option: value for option, value in defaults.items() if value is not None})
     keywords = bound(program, split_arguments(arguments.arg), partial=arguments.explain) | keywords
     if arguments.explain:
-        print(explain(program, keywords, arguments.model))
+        with users_errors():
+            print(explain(program, keywords, arguments.model))
         return 0
     traced = arguments.report or arguments.timeline is not None
     with _backend(arguments) as backend, users_errors():

@@ -27,6 +27,16 @@ def reads(s):
     if s["x"]:
         s += "!"
 """
+MISTAKES = {
+    'return s["p"]': "there is no variable 'p'",
+    "s += 5": "write str(5)",
+    "s += bough.gen('o', regex='(ab')": "'(ab' cannot be used: unclosed group",
+    "s += bough.gen('o', json_schema={'type': 'objct'})": "type must be one of",
+    "s += bough.select('o', [])": "got none",
+    "s = s + bough.gen('o')": "appended to with s += ...",
+    "s += 'a' * 9000 + bough.gen('o')": "more than there is room for",
+}
+"""Lines of a program, and what they are told. Those of gen and select are no ProgramErrors."""
 
 Run = Callable[..., tuple[str, str]]
 
@@ -77,3 +87,15 @@ def test_report_and_timeline_after_a_run(run: Run, model: Path, tmp_path: Path) 
     assert "1 of the program, 2 inside the engine" in err
     assert [line.split()[-1] for line in err.splitlines() if line.startswith("answer")] == ["length", "length"]
     assert page.read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_an_error_of_a_program_has_its_line(
+    line: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mistaken.py"
+    file.write_text(f"import bough\n\n@bough.function\ndef f(s):\n    {line}\n")
+    assert main(["run", str(file), "--model", str(model), "--num-pages", "2000"]) == 1
+    shown = capsys.readouterr().err
+    assert MISTAKES[line] in shown
+    assert f"\n  at {file}:5, in f" in shown and f"\n    {line}" in shown
