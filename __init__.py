@@ -167,15 +167,29 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = sorted(_HOME_OF)
 
-_CHATS = ("Chat", "ChatSession", "History", "Session", "chat", "load", "session")
-_SESSIONS = ": f.after(state) continues a program, and bough.Conversation holds, saves and loads what was said"
+_FOLDERS = ("benchmarks", "cli", "constrain", "kernels", "lang", "radix", "runtime", "server")
+_MEANT = {
+    **dict.fromkeys(
+        ("Chat", "ChatSession", "History", "Session", "chat", "load", "session"),
+        "f.after(state) continues a program, and bough.Conversation holds, saves and loads what was said",
+    ),
+    **dict.fromkeys(("fork", "fork_samples", "join", "copy"), "a state is forked, branches = s.fork(2)"),
+    **dict.fromkeys(("generate", "complete"), "that is bough.gen(name)"),
+    **dict.fromkeys(("Local", "Model", "Backend"), "bough.LocalBackend(model) loads a model"),
+    "run": "a program is run, f.run(...), after @bough.function",
+}
+"""Likely meanings of names that do not exist."""
 
 if not TYPE_CHECKING:  # hidden from type checkers: to them it would make every misspelt name an object
 
     def __getattr__(name: str) -> object:
         module = _HOME_OF.get(name)
         if module is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{_SESSIONS if name in _CHATS else ''}")
+            if name.startswith("_") or name in _FOLDERS:
+                raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            lines = import_module("bough.lang.diagnostics.source_lines")
+            with lines.users_lines:
+                raise lines.no_attribute(f"module {__name__!r}", name, _MEANT, _HOME_OF)
         value = getattr(import_module(module), name)
         globals()[name] = value
         return value

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from ..lang.diagnostics.errors import BackendError
-from ..lang.diagnostics.source_lines import users_only
+from ..lang.diagnostics.source_lines import has_line, users_only
 from ..lang.function import Function
 from ..lang.record.options import OPTION_NAMES, clean_options
 from ..runtime.protocol.errors import BoughError, RequestError, did_you_mean, reason
@@ -156,6 +156,8 @@ def users_errors() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except Exception as error:
+        if isinstance(error, AttributeError | TypeError) and has_line(error):
+            raise UsersError(str(error)) from error
         if users_only(error.__traceback__) is None:
             raise
         raise UsersError(_trace(error)) from error

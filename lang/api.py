@@ -14,7 +14,7 @@ from ..runtime.protocol.program import SelectMethod
 from .backend import Backend, resolve_backend, set_default_backend
 from .control import ToolTurns
 from .diagnostics.errors import ProgramError, UnsupportedError
-from .diagnostics.source_lines import caller, located
+from .diagnostics.source_lines import caller, located, users_lines
 from .function import AsyncFunction, Function, State
 from .record.choices import ChoicesSamplingMethod, method_name
 from .record.expression import Choose, Expression, Generate, Picture, RoleClose, RoleOpen, Series
@@ -31,6 +31,7 @@ from .record.options import (
     clean_options,
     in_places,
     refuse_unknown,
+    shown,
     wrong_kind,
 )
 from .record.reasoning import separate_reasoning
@@ -69,6 +70,7 @@ def function(
 def function(func: Callable[..., Result], num_api_spec_tokens: int | None = None) -> Function[Result]: ...
 @overload
 def function(func: None = None, num_api_spec_tokens: int | None = None) -> _Decorator: ...
+@users_lines
 def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None) -> Any:
     """Turns a function whose first parameter is the state into a program.
 
@@ -81,6 +83,7 @@ def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | 
     >>> greet.run("Ada")["greeting"]
     """
 
+    @users_lines
     def decorate(body: Callable[..., Any]) -> Function[Any]:
         kind = AsyncFunction if inspect.iscoroutinefunction(body) else Function
         return kind(body, num_api_spec_tokens=num_api_spec_tokens)
@@ -220,6 +223,9 @@ def select(
         RequestError: there are no choices, or one is given twice.
     """
     refuse_unknown("choices", choices)
+    if choices is None and isinstance(name, list | tuple | set):
+        message = f'the name of the variable is missing: select("name", {shown(name, with_type=False)})'
+        raise RequestError(message, param="name")
     if isinstance(choices, str) or not isinstance(choices, Iterable):
         raise wrong_kind("choices", "a list of texts", choices)
     choices = tuple(choices)
@@ -254,17 +260,17 @@ def video(path: str | Path, num_frames: int) -> Picture:
     return Picture(str(path))
 
 
-def system(expression: str | Expression | None = None) -> Expression:
+def system(expression: str | Expression = "") -> Expression:
     """A system message."""
     return _message("system", expression)
 
 
-def user(expression: str | Expression | None = None) -> Expression:
+def user(expression: str | Expression = "") -> Expression:
     """A user message."""
     return _message("user", expression)
 
 
-def assistant(expression: str | Expression | None = None) -> Expression:
+def assistant(expression: str | Expression = "") -> Expression:
     """An assistant message: `assistant(gen("answer"))`."""
     return _message("assistant", expression)
 
@@ -317,9 +323,7 @@ def get_server_info(backend: Backend | None = None) -> dict[str, Any]:
     return cast(dict[str, Any], ask())
 
 
-def _message(role: str, expression: str | Expression | None) -> Expression:
-    if expression is None:
-        expression = ""
+def _message(role: str, expression: str | Expression) -> Expression:
     if not isinstance(expression, str | Expression):
         raise ProgramError(
             f"a message contains text and expressions, got {type(expression).__name__}{_instead(expression)}",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection, Coroutine, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, overload
 
 from ..runtime.protocol.errors import BoughError
 from .backend import Backend, resolve_backend
 from .diagnostics.errors import ProgramError
-from .diagnostics.source_lines import caller, located, users_lines
+from .diagnostics.source_lines import caller, located, no_attribute, users_lines
 from .record.options import (
     OF_CALLS,
     OF_ITEMS,
@@ -29,7 +29,7 @@ from .session.body import Promised, Scope, current, in_body, wait_for
 from .session.branch import Branch
 from .session.loops import on_a_loop, run_blocking
 from .session.session import Settings
-from .state.conversation import Conversation
+from .state.conversation import Conversation, refuse_policy
 from .state.group import Group
 from .state.notebook import text_view
 from .state.state import Result, State
@@ -52,11 +52,34 @@ _ELSEWHERE = {
         ": a failed run of a batch keeps its error, state.error(), and the others go on",
     ),
     **dict.fromkeys(
-        ("max_workers", "n_jobs", "concurrency", "max_concurrency", "num_workers"),
+        ("progress", "show_progress", "show_progress_bar", "tqdm", "verbose"),
+        ": run_batch(batch, progress_bar=True) shows a bar",
+    ),
+    **dict.fromkeys(
+        (
+            "workers",
+            "n_workers",
+            "threads",
+            "n_threads",
+            "max_threads",
+            "max_workers",
+            "n_jobs",
+            "concurrency",
+            "max_concurrency",
+            "num_workers",
+        ),
         ": run_batch(batch, num_threads=...) says how many run at once",
     ),
     "model": ": a program is run on a backend, backend=bough.LocalBackend(model)",
 }
+_MEANT = {
+    **dict.fromkeys(("run_async", "async_run", "acall", "ainvoke", "agenerate"), "await f.arun(...)"),
+    **dict.fromkeys(("batch", "map", "run_many", "starmap", "batch_run"), "f.run_batch(items)"),
+    **dict.fromkeys(("abatch", "run_batch_async", "amap"), "await f.arun_batch(items)"),
+    **dict.fromkeys(("invoke", "execute", "call", "generate"), "f.run(...)"),
+    **dict.fromkeys(("continue_", "resume", "chat"), "f.after(state).run(...) continues a state"),
+}
+"""Likely meanings of attributes that do not exist."""
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _RESERVED = ("backend", "stream", "trace", "namespace", "timeout_s")
 
@@ -123,13 +146,19 @@ class Function(Generic[Result]):
     def __repr__(self) -> str:
         return f"<function {self.body.__qualname__}>"
 
+    if not TYPE_CHECKING:  # type checkers say it themselves
+
+        @users_lines
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_attribute("a program", name, _MEANT, dir(type(self)))
+
     def bind(self, **kwargs: Any) -> Self:
         """The same program with some arguments or sampling defaults filled in; a call overrides them."""
         bound = {**self.bound, **kwargs}
         return type(self)(self.body, bound, num_api_spec_tokens=self.num_api_spec_tokens, past=self._past)
 
     @located
-    def after(self, past: State[Any] | Conversation | None, /) -> Self:
+    def after(self, past: State[Any] | Conversation | None, /, *others: object, **named: object) -> Self:
         """The same program as a continuation: its runs begin with all that `past` holds, messages and variables. Each
         run is a new state; `past` stays as it is. None is an empty history, as of a chat that begins.
 
@@ -141,6 +170,10 @@ class Function(Generic[Result]):
         Raises:
             ProgramError: the program that `past` is the state of has failed.
         """
+        for given in (past, *others, *named.values()):
+            refuse_policy(given)
+        if others or named:
+            raise TypeError("after() takes a state or a Conversation, and nothing else; arguments are for run(...)")
         conversation = past.conversation() if isinstance(past, State) else Conversation() if past is None else past
         if not isinstance(conversation, Conversation):
             messages = " (write bough.Conversation(messages))" if isinstance(past, list | tuple | dict) else ""
@@ -401,7 +434,10 @@ class Function(Generic[Result]):
         options = {name: fields.pop(name) for name in list(fields) if self._is_option(name)}
         unknown = () if self._takes_any else fields.keys() - self._own_names
         for name in unknown:
-            meant = _ELSEWHERE.get(name) or nearest(name, {*self._own_names, *OPTION_NAMES, *_RESERVED})
+            refuse_policy(fields[name])
+            if name in _ELSEWHERE:
+                raise TypeError(f"there is no option {name!r}{_ELSEWHERE[name]}")
+            meant = nearest(name, {*self._own_names, *OPTION_NAMES, *_RESERVED})
             raise TypeError(f"{self.body.__qualname__}() got an unexpected keyword argument {name!r}{meant}")
         defaults = clean_options(options)
         return Invocation(self.body.__name__, self.body, args, fields, defaults, backend, settings, past=self._past)

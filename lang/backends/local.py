@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from importlib.metadata import version
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import msgspec
 
@@ -13,9 +13,16 @@ from ...runtime.protocol.program import Program, ProgramEvent
 from ...runtime.tokenizer.tokenizer import Tokenizer
 from ...runtime.tools.registry import ToolCall
 from ..backend import TEXT_ONLY
-from ..diagnostics.source_lines import located
+from ..diagnostics.source_lines import located, no_attribute, users_lines
 from ..record.options import nearest
 from .messages.tools import NO_TOOLS
+
+_MEANT = {
+    "count_tokens": "state.num_tokens is a state's, and bough.Conversation(messages).count_tokens() that of messages",
+    **dict.fromkeys(("generate", "complete", "chat"), "a @bough.function is run on it, f.run(..., backend=backend)"),
+    "model": "backend.server_info() describes it",
+}
+"""Likely meanings of attributes that do not exist."""
 
 
 class LocalBackend:
@@ -35,6 +42,12 @@ class LocalBackend:
         self._owns_client = client is None
         with located:
             self.client = client if client is not None else _load(model, engine_options)
+
+    if not TYPE_CHECKING:  # type checkers say it themselves
+
+        @users_lines
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_attribute(type(self).__name__, name, _MEANT, dir(type(self)))
 
     @property
     def tokenizer(self) -> Tokenizer:

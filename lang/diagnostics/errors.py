@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ...runtime.protocol.errors import BoughError, ErrorInfo, to_info
-from ...runtime.protocol.program import CallTools, Gen, Op, Program, Select, Use, named_tools, walk
+from ...runtime.protocol.program import CallTools, Gen, Op, Program, RoleBegin, Select, Use, named_tools, walk
 from .source_lines import UNKNOWN, Place, add_line
 
 
@@ -143,7 +143,7 @@ def explain(program: Program, places: Sequence[Place], info: ErrorInfo, branch: 
     """
     known = index is not None and 0 <= index < len(places)
     error = ProgramError(
-        info.message,
+        info.message + (_SHORTEN if info.code == "context_length_exceeded" and _is_chat(program) else ""),
         code=info.code,
         param=info.param,
         branch=branch,
@@ -155,10 +155,20 @@ def explain(program: Program, places: Sequence[Place], info: ErrorInfo, branch: 
     return error
 
 
+_SHORTEN = ": shorten the history before it is continued, bough.KeepLast(turns=8).trim(state)"
+_TURNS_OF_CHAT = 3
+
+
+def _is_chat(program: Program) -> bool:
+    turns = sum(isinstance(op, RoleBegin) and op.role == "user" for op in walk(program.ops))
+    return turns >= _TURNS_OF_CHAT
+
+
 def refused(program: Program, places: Sequence[Place], refusal: BoughError) -> ProgramError:
     """A refusal, with the line to blame: of the instruction that it names, or of the only one that makes a value. What
     concerns the whole request, as that there is no connection, is told with the line where that begins.
     """
+    refusal = _in_program_words(refusal)
     named = refusal.instruction if isinstance(refusal, ProgramError) else None
     index = _blamed(program, refusal.message, named)
     place = None if index is None else places[index]
@@ -179,6 +189,18 @@ def refused(program: Program, places: Sequence[Place], refusal: BoughError) -> P
     )
     error.__cause__ = refusal
     return error
+
+
+def _in_program_words(refusal: BoughError) -> BoughError:
+    """Returns a refusal of a tool that is only named without the instruction's number, which is nothing to a user."""
+    found = re.match(
+        r"instruction [0-9]+ uses the tool ('.*'), which is not registered; there are: (.*)", refusal.message
+    )
+    if found is None:
+        return refusal
+    there_are = "" if found[2] == "none" else f" ({found[2]})"
+    message = f"there is no tool {found[1]}: pass the function itself; names are of tools on the server{there_are}"
+    return type(refusal)(message, code=refusal.code, param=refusal.param)
 
 
 _NAMED = re.compile(r"instruction ([0-9]{1,9})\b|the tool ('[^']*')|no tool ('[^']*')")

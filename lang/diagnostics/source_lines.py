@@ -6,11 +6,12 @@ import contextlib
 import linecache
 import os
 import sys
+from collections.abc import Iterable, Mapping
 from traceback import walk_tb
 from types import FrameType, TracebackType
 from typing import NamedTuple
 
-from ...runtime.protocol.errors import BoughError, ModelError, RequestError
+from ...runtime.protocol.errors import BoughError, ModelError, RequestError, did_you_mean
 
 _ROOT = __name__.partition(".")[0]
 _OURS = tuple(f"{_ROOT}.{layer}" for layer in ("lang", "runtime", "constrain", "cli"))
@@ -88,7 +89,7 @@ def _module(frame: FrameType) -> str:
 
 
 def _is_users(frame: FrameType, module: str) -> bool:
-    if module.startswith(_OURS):
+    if module == _ROOT or module.startswith(_OURS):
         return False
     file = frame.f_code.co_filename
     return not file.startswith((_STANDARD, "<frozen ")) or file.startswith(_INSTALLED)
@@ -105,19 +106,33 @@ def add_line(error: BaseException, here: Place | None = None) -> None:
     """Puts the user's line behind an error's message, unless it has one. `message` stays as it is."""
     here = here or caller()
     text = str(error)
-    if here == UNKNOWN or _has_line(error):
+    if here == UNKNOWN or has_line(error):
         return
     source = linecache.getline(here.file, here.line).strip()
     error.args = (f"{text}{_MARK}{here.file}:{here.line}, in {here.function}" + (f"\n    {source}" if source else ""),)
 
 
-def _has_line(error: BaseException) -> bool:
+def no_attribute(what: str, name: str, meant: Mapping[str, str], names: Iterable[str]) -> AttributeError:
+    """Returns the error for an attribute that there is not, with the user's line, and what is likely meant: as `meant`
+    says, or the nearest of `names`."""
+    advice = f": {meant[name]}" if name in meant else ""
+    if not name.startswith("_"):  # those are looked for by Python's own modules
+        advice = advice or did_you_mean(name, (one for one in names if not one.startswith("_")), shown=repr)
+    error = AttributeError(f"{what} has no attribute {name!r}{advice}", name=None)  # a name: Python would add to it
+    if not name.startswith("_"):
+        add_line(error)
+    return error
+
+
+def has_line(error: BaseException) -> bool:
+    """Tells whether the message has the user's line."""
     return any(isinstance(argument, str) and _MARK in argument for argument in error.args)
 
 
 class _Located(contextlib.ContextDecorator):
     """Puts the line that calls the function, or that the block is called from, behind the messages of errors that say
-    that arguments are wrong. To decorate functions, and for `with`."""
+    that arguments are wrong, and leaves the user's lines alone in their tracebacks. To decorate functions, and for
+    `with`."""
 
     def __enter__(self) -> None:
         """Does nothing."""
@@ -125,6 +140,8 @@ class _Located(contextlib.ContextDecorator):
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, RequestError | ModelError | TypeError):
             add_line(error)
+            if has_line(error):
+                _trim(error)
 
 
 located = _Located()
@@ -138,7 +155,7 @@ class _UsersLines(contextlib.ContextDecorator):
         """Does nothing."""
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is not None and (isinstance(error, BoughError) or _has_line(error) or _is_raised_by_user(error)):
+        if error is not None and (isinstance(error, BoughError) or has_line(error) or _is_raised_by_user(error)):
             _trim(error)
 
 

@@ -43,7 +43,7 @@ class TokenOptions(TypedDict, total=False):
     skip_special_tokens: bool | None
     token_healing: bool | None
     seed: int | None
-    logprobs: int | None
+    logprobs: int | bool | None
     return_logprob: bool | None
     logprob_start_len: int | None
     top_logprobs_num: int | None
@@ -145,11 +145,10 @@ def clean_options(options: Mapping[str, Any], others: Iterable[str] = ()) -> dic
     """
     for name in options:
         if name not in OPTION_NAMES:
-            known = {*OPTION_NAMES, *others}
-            raise TypeError(
-                f"there is no option {name!r}{nearest(name, known)}; the options are {', '.join(sorted(known))}"
-            )
-    fields = {name: checked_option(name, value) for name, value in options.items() if value is not None}
+            hint = nearest(name, {*OPTION_NAMES, *others}) or ": help(bough.gen) lists them"
+            raise TypeError(f"there is no option {name!r}{hint}")
+    checked = ((name, checked_option(name, value)) for name, value in options.items() if value is not None)
+    fields = {name: value for name, value in checked if value is not None}
     if "max_new_tokens" in fields:
         if "max_tokens" in fields:
             raise RequestError("max_tokens and max_new_tokens are the same option; give one", param="max_new_tokens")
@@ -292,10 +291,11 @@ def wrong_kind(name: str, what: str, value: object) -> RequestError:
     return RequestError(f"{name} must be {what}, got {shown(value)}", param=name)
 
 
-def shown(value: object) -> str:
+def shown(value: object, *, with_type: bool = True) -> str:
     """Returns a short text of a value and its type."""
     text = repr(value)
-    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
+    text = text if len(text) <= 60 else text[:57] + "..."
+    return f"{text} ({type(value).__name__})" if with_type else text
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -309,6 +309,13 @@ def _whole(value: object) -> int:
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):
         return int(value)
     raise TypeError
+
+
+def _logprobs(value: object) -> int | None:
+    """A number of alternatives. True is 1, and False is none at all."""
+    if isinstance(value, bool):
+        return 1 if value else None
+    return _whole(value)
 
 
 def _number(value: object) -> float:
@@ -357,7 +364,8 @@ _WHOLE: _Kind = "a whole number", _whole
 _NUMBER: _Kind = "a number", _number
 _KINDS: Mapping[str, _Kind] = {
     **dict.fromkeys(("max_tokens", "max_new_tokens", "min_tokens", "n", "top_k", "seed"), _WHOLE),
-    **dict.fromkeys(("logprobs", "top_logprobs_num", "logprob_start_len"), _WHOLE),
+    "logprobs": ("a whole number, or True or False", _logprobs),
+    **dict.fromkeys(("top_logprobs_num", "logprob_start_len"), _WHOLE),
     **dict.fromkeys(("temperature", "top_p", "min_p"), _NUMBER),
     **dict.fromkeys(("frequency_penalty", "presence_penalty", "repetition_penalty"), _NUMBER),
     **dict.fromkeys(("ignore_eos", "include_stop", "skip_special_tokens", "token_healing"), _FLAG),

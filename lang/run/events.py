@@ -5,16 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from functools import partial
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
 
-from ...runtime.protocol.program import Delta, ProgramEvent
+from ...runtime.protocol.program import Delta, ProgramEvent, Value
 from ..diagnostics.errors import ProgramError
-from ..diagnostics.source_lines import users_lines
+from ..diagnostics.source_lines import caller, no_attribute, users_lines
 from ..session.body import in_body, wait_for
 from ..state.state import State
 from .run import Invocation, PullDriver, Run, TaskDriver
 
 Result = TypeVar("Result")
+
+_MEANT = {
+    **dict.fromkeys(
+        ("text_iter", "text_async_iter", "iter_text", "deltas", "tokens"),
+        "text() streams the text, and text(name) that of a variable",
+    ),
+    **dict.fromkeys(("partial", "partials"), "f.run(..., stream=True).stream(name, partial=True) gives typed parts"),
+    **dict.fromkeys(("result", "results", "value", "output", "ret_value", "values"), "its program's state is .state"),
+    "get_meta_info": "that is .state.get_meta_info(name)",
+}
+"""Likely meanings of attributes that do not exist."""
 
 
 class EventStream(Iterator[ProgramEvent], AsyncIterator[ProgramEvent], Generic[Result]):
@@ -58,6 +69,25 @@ class EventStream(Iterator[ProgramEvent], AsyncIterator[ProgramEvent], Generic[R
         if self._run is None:
             raise ProgramError("the stream has not begun: there is no state yet", code="invalid_program")
         return self._run.state
+
+    @property
+    def log(self) -> list[ProgramEvent]:
+        """All events so far."""
+        return [] if self._run is None else list(self._run.session.tally.log)
+
+    if not TYPE_CHECKING:  # type checkers say it themselves
+
+        @users_lines
+        def __getitem__(self, name: object) -> NoReturn:
+            raise ProgramError(
+                f"this is a stream of events: a variable, once it has come, is .state[{name!r}]",
+                code="invalid_program",
+                place=caller(),
+            )
+
+        @users_lines
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_attribute("a stream of events", name, _MEANT, dir(type(self)))
 
     def is_attempt(self, event: Delta) -> bool:
         """Tells whether the text is of a value that is not known to be right yet, and comes again when it is."""
@@ -122,17 +152,35 @@ class TextStream(Iterator[str], AsyncIterator[str]):
 
     @users_lines
     def __next__(self) -> str:
-        while True:
-            text = self._text_in(next(self._events))
-            if text:
+        while (event := next(self._events, None)) is not None:
+            if text := self._text_in(event):
                 return text
+        self._check()
+        raise StopIteration
 
     async def __anext__(self) -> str:
         with users_lines:
-            while True:
-                text = self._text_in(await anext(self._events))
-                if text:
+            while (event := await anext(self._events, None)) is not None:
+                if text := self._text_in(event):
                     return text
+            self._check()
+            raise StopAsyncIteration
+
+    def _check(self) -> None:
+        """Raises, at the end, if there could not be any text: there is no such variable, or it is all of branches."""
+        made = [event for event in self._events.log if isinstance(event, Delta | Value)]
+        if self._name is not None:
+            if all(_variable_of(event) != self._name for event in made):
+                self._events.state._branch.look_up(self._name)
+            return
+        names = sorted({_variable_of(event) for event in made})
+        if names and all(event.branch for event in made):
+            raise ProgramError(
+                f"all that was generated is of forked branches, which text() does not stream: name the variable, "
+                f"text({names[0]!r})",
+                code="invalid_program",
+                place=caller(),
+            )
 
     def _text_in(self, event: ProgramEvent) -> str:
         if not isinstance(event, Delta):
@@ -142,7 +190,7 @@ class TextStream(Iterator[str], AsyncIterator[str]):
         return event.text if _variable_of(event) == self._name and not self._events.is_attempt(event) else ""
 
 
-def _variable_of(event: Delta) -> str:
+def _variable_of(event: Delta | Value) -> str:
     """Returns the variable's name: the second "x" of a branch is sent as "x#2"."""
     name, mark, number = event.name.rpartition("#")
     return name if mark and number.isdigit() else event.name

@@ -25,7 +25,7 @@ from ..session.body import Scope, Watch, current, in_body, spawn, wait_for
 from ..session.branch import Branch
 from ..session.loops import background, on_a_loop
 from ..session.session import Session, Settings
-from ..state.conversation import Conversation, begin_with
+from ..state.conversation import Conversation, begin_with, policy_advice
 from ..state.state import State
 from ..state.values import RunReading, check_unread
 
@@ -207,7 +207,8 @@ def _explain_arguments(error: TypeError, call: Invocation) -> None:
     shown = ", ".join(f"{name}=..." for name in others)
     state = "" if first == "s" else f"; its first parameter, {first!r}, is the state"
     past = f"; to continue a state, {call.name}.after(state).run(...)" if _has_state(call) else ""
-    error.args = (f"{error}: call it as {call.name}.run({shown}){state}{past}",)
+    policy = next(filter(None, map(policy_advice, call.args)), "")
+    error.args = (policy or f"{error}: call it as {call.name}.run({shown}){state}{past}",)
     add_line(error)
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from copy import copy
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Self
 
 import msgspec
 
@@ -16,7 +16,7 @@ from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.request import Usage
 from ..backend import Backend, resolve_backend
 from ..diagnostics.errors import ProgramError
-from ..diagnostics.source_lines import Place, caller, located, users_lines
+from ..diagnostics.source_lines import Place, caller, located, no_attribute, users_lines
 from ..record.expression import RoleClose, RoleOpen
 from ..session.branch import Branch
 from ..types.annotations import as_json
@@ -55,6 +55,20 @@ class _Saved(msgspec.Struct, forbid_unknown_fields=True):
 _SAVED = json_decoder(_Saved)
 
 
+_MEANT = {
+    **dict.fromkeys(
+        ("append", "add", "extend", "push", "add_message"),
+        "it never changes: f.after(conversation).run(...).conversation() is a longer one, and so is "
+        'bough.Conversation([*conversation.messages, {"role": "user", "content": ...}])',
+    ),
+    **dict.fromkeys(("num_tokens", "tokens", "n_tokens"), "conversation.count_tokens() counts"),
+    **dict.fromkeys(("trim", "truncate", "keep_last"), "bough.KeepLast(turns=8).trim(conversation) shortens it"),
+    **dict.fromkeys(("run", "send", "ask"), "f.after(conversation).run(...) continues it"),
+    "history": "that is conversation.messages",
+}
+"""Likely meanings of attributes that do not exist."""
+
+
 class Conversation:
     """The messages and variables that a program has ended with, as plain data. Immutable.
 
@@ -70,6 +84,7 @@ class Conversation:
     >>> follow_up.after(bough.Conversation.load("talk.json")).run("And then?")
     """
 
+    @located
     def __init__(
         self,
         messages: Iterable[ChatMessage | Mapping[str, str]] = (),
@@ -81,13 +96,20 @@ class Conversation:
         namespace: str = "",
         trimming: Trimming | None = None,
     ) -> None:
-        self.messages = tuple(map(_message, messages))
+        self.messages = _messages(messages)
+        refuse_policy(values)
         self.values: Mapping[str, Any] = dict(values or {})
         self.is_open = is_open
         self.model = model
         self.backend = backend
         self.namespace = namespace
         self.trimming = trimming
+
+    if not TYPE_CHECKING:  # type checkers say it themselves
+
+        @users_lines
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_attribute("a Conversation", name, _MEANT, (*dir(type(self)), *vars(self)))
 
     def __repr__(self) -> str:
         return f"<Conversation of {len(self.messages)} messages>"
@@ -102,7 +124,7 @@ class Conversation:
     def replace(self, messages: Iterable[ChatMessage | Mapping[str, str]], trimming: Trimming | None = None) -> Self:
         """The same conversation with other messages."""
         other = copy(self)
-        other.messages, other.trimming = tuple(map(_message, messages)), trimming
+        other.messages, other.trimming = _messages(messages), trimming
         return other
 
     @users_lines
@@ -192,6 +214,27 @@ def begin_with(past: Conversation, branch: Branch, here: Place) -> None:
             branch.record_held(RoleClose(message.role), here)
     for name, value in past.values.items():
         branch.assign(name, value)
+
+
+def policy_advice(given: object) -> str:
+    """Returns what to write instead of handing over a policy, which is applied to a state or conversation; "" for what
+    is no policy."""
+    if not hasattr(type(given), "atrim"):
+        return ""
+    return f"{type(given).__name__} shortens a history before it is continued: write bough.{given!r}.trim(state)"
+
+
+def refuse_policy(given: object) -> None:
+    """Raises RequestError, with what to write instead, if it is a policy."""
+    if advice := policy_advice(given):
+        raise RequestError(advice)
+
+
+def _messages(given: Iterable[ChatMessage | Mapping[str, str]]) -> tuple[ChatMessage, ...]:
+    refuse_policy(given)
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+        raise RequestError(f"messages must be a list of messages, got {type(given).__name__}", param="messages")
+    return tuple(map(_message, given))
 
 
 def _message(given: ChatMessage | Mapping[str, str]) -> ChatMessage:

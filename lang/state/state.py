@@ -13,10 +13,10 @@ import msgspec
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.request import Usage
 from ..diagnostics.errors import ProgramError
-from ..diagnostics.source_lines import add_line, caller, users_lines
+from ..diagnostics.source_lines import caller, located, no_attribute, users_lines
 from ..observe.timelines.timeline import Timeline
 from ..record.expression import Expression, Generate, RoleClose, RoleOpen, Series
-from ..record.options import SamplingOptions, clean_options, wrong_kind
+from ..record.options import OPTION_NAMES, SamplingOptions, clean_options, nearest, wrong_kind
 from ..record.variables import Entry, elements_of
 from ..session.body import Promised, current
 from ..session.branch import Branch, Reference
@@ -47,6 +47,20 @@ _MEANT = {
     "var": "that is bough.var(name), or s.ref(name)",
     "join": "join the group that s.fork(...) returns: branches.join()",
     "run": "a program is run, f.run(...), not its state",
+    **dict.fromkeys(("tool_calls", "toolcalls"), "s.calls(name) lists the calls of tools"),
+    **dict.fromkeys(
+        ("finish_reason", "meta", "meta_info", "metadata"), 's.get_meta_info(name) has it, as ["finish_reason"]'
+    ),
+    **dict.fromkeys(
+        ("logprob", "logprobs", "log_probs"),
+        's.get_meta_info(name)["output_token_logprobs"] has them, if gen(name, logprobs=1) asks for them',
+    ),
+    **dict.fromkeys(("partial", "partials"), "s.stream(name, partial=True) streams typed parts"),
+    **dict.fromkeys(("count_tokens", "tokens", "n_tokens"), "that is s.num_tokens"),
+    **dict.fromkeys(("arun", "run_async"), "a program is run, f.arun(...), not its state"),
+    "after": "f.after(state).run(...) continues it",
+    "trim": "bough.KeepLast(turns=8).trim(state) shortens it",
+    "load": "f.after(bough.Conversation.load(path)).run(...) continues what was saved",
     "save": "state.conversation().save(path) saves it",
     **dict.fromkeys(
         ("items", "result", "results", "value", "output", "outputs", "return_value", "returned"),
@@ -134,13 +148,11 @@ class State(Generic[Result]):
         def __add__(self, other: object) -> NoReturn:
             raise ProgramError("a state is appended to with s += ...", code="invalid_program", place=caller())
 
+        @users_lines
         def __getattr__(self, name: str) -> NoReturn:
             is_variable = not name.startswith("_") and name in self._branch.variables
-            advice = f"read the variable with s[{name!r}]" if is_variable else _MEANT.get(name)
-            error = AttributeError(f"a state has no attribute {name!r}" + (f": {advice}" if advice else ""))
-            if advice:
-                add_line(error)
-            raise error
+            meant = {**_MEANT, name: f"read the variable with s[{name!r}]"} if is_variable else _MEANT
+            raise no_attribute("a state", name, meant, dir(type(self)))
 
     def _append_to(self, state: State) -> None:
         raise ProgramError(
@@ -426,6 +438,8 @@ class State(Generic[Result]):
     def stream(self, what: type[Kind], *, name: str = ..., **options: Unpack[SamplingOptions]) -> Stream[Kind]: ...
     @overload
     def stream(self, what: object, *, name: str = ..., **options: Unpack[SamplingOptions]) -> Stream[Any]: ...
+    @users_lines
+    @located
     def stream(
         self, what: object = None, *, partial: bool = False, name: str | None = None, **options: Unpack[SamplingOptions]
     ) -> Stream[Any]:
@@ -445,6 +459,10 @@ class State(Generic[Result]):
             message = "stream takes a variable's name, or a type: s.text_iter() streams all text"
             raise ProgramError(message, code="invalid_program", param="what", place=caller())
         if isinstance(what, str):
+            unknown = next((option for option in options if option not in OPTION_NAMES), None)
+            if unknown is not None:
+                hint = nearest(unknown, ("partial", "name")) or ": with a name there is one, partial=True"
+                raise TypeError(f"stream() has no option {unknown!r}{hint}")
             if name is not None or options:
                 raise TypeError("options are for a value that stream asks for itself: give its type, not a name")
             return streaming.value_stream(branch, what) if partial else streaming.text_stream(branch, what)

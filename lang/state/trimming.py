@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, Unpack
@@ -17,7 +17,7 @@ from ...runtime.protocol.program import Gen, RoleBegin, RoleEnd, Text, Value
 from ..backend import Backend, resolve_backend
 from ..diagnostics.errors import ProgramError
 from ..diagnostics.source_lines import caller, located, users_lines
-from ..record.options import SamplingOptions, clean_options, merge_options
+from ..record.options import SamplingOptions, clean_options, merge_options, wrong_kind
 from .conversation import Conversation, Trimming
 from .messages import ChatMessage, beside_the_loop, count_tokens, events_of, ops_of
 from .state import State
@@ -55,6 +55,7 @@ class _Policy(ABC):
     """Basis of all policies, which take states and conversations, on any thread or event loop."""
 
     @users_lines
+    @located
     def trim(self, conversation: Conversation | State[Any], *, backend: Backend | None = None) -> Conversation:
         """Returns the shortened conversation; its `trimming` says what is gone and what is still cached. One that is
         short enough is returned as it is.
@@ -73,6 +74,8 @@ class _Policy(ABC):
 
     def _trimmed(self, given: Conversation | State[Any], backend: Backend | None) -> Conversation:
         conversation = given.conversation() if isinstance(given, State) else given
+        if not isinstance(conversation, Conversation):
+            raise wrong_kind("conversation", "a state or a Conversation", given)
         return self._apply(conversation, backend or conversation.backend)
 
     @abstractmethod
@@ -96,6 +99,10 @@ class KeepLast(_Policy):
     max_tokens: int | None = None
     first: int = 0
     above_tokens: int | None = field(default=None, kw_only=True)
+
+    def __repr__(self) -> str:
+        shown = ((one.name, getattr(self, one.name)) for one in fields(self))
+        return f"KeepLast({', '.join(f'{name}={value}' for name, value in shown if value)})"
 
     @located
     def __post_init__(self) -> None:
@@ -167,6 +174,9 @@ class Summarise(_Policy):
         self.above_tokens = above_tokens
         self.prompt = prompt
         self._sampling = merge_options({"max_tokens": 256, "temperature": 0.0}, clean_options(options))
+
+    def __repr__(self) -> str:
+        return f"Summarise(turns={self.turns})"
 
     def _apply(self, conversation: Conversation, backend: Backend | None) -> Conversation:
         messages = conversation.messages

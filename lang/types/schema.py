@@ -3,6 +3,7 @@ they are recorded, on every backend alike."""
 
 from __future__ import annotations
 
+import builtins
 import enum
 import functools
 import json
@@ -70,6 +71,8 @@ def _instead(kind: Any, why: str) -> str:
         )
     if "custom type" in why or (isinstance(kind, type) and "is not supported" in why):
         name = why.rpartition("<class '")[2].partition("'")[0].rpartition(".")[2] or getattr(kind, "__name__", "it")
+        if hasattr(builtins, name):
+            return f"{name} has no form in JSON: choose another type, such as float, str, list[float] or a dataclass"
         return f"make {name} a dataclass, with @dataclass and a type for each field"
     return why
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 import pytest
@@ -87,6 +88,20 @@ def generates(s: Any) -> Any:
     return s
 
 
+def attribute_of(thing: Any, name: str) -> Any:
+    return getattr(thing, name)
+
+
+def streamed(body: Callable[[Any], Any]) -> Any:
+    return function(body).stream(backend=MockBackend())
+
+
+def forks(s: Any) -> None:
+    a, b = s.fork(2)
+    a += "x" + gen("a")
+    b += "y" + gen("b")
+
+
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     # where to run
     "no backend": (lambda: program.run("x"), "pass backend=bough.LocalBackend()"),
@@ -158,6 +173,60 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: program.after([{"role": "user", "content": "x"}]),
         "write bough.Conversation(messages)",
     ),
+    "a policy in a conversation": (
+        lambda: bough.Conversation([], bough.KeepLast(turns=8)),  # type: ignore[arg-type]
+        "write bough.KeepLast(turns=8).trim(state)",
+    ),
+    "a policy as messages": (
+        lambda: bough.Conversation(bough.KeepLast(turns=8)),  # type: ignore[arg-type]
+        "write bough.KeepLast(turns=8).trim(state)",
+    ),
+    "a policy beside a state": (
+        lambda: program.after(ended(), bough.KeepLast(turns=8)),
+        "write bough.KeepLast(turns=8).trim(state)",
+    ),
+    "a policy by name": (
+        lambda: program.after(ended(), keep=bough.Summarise()),
+        "write bough.Summarise(turns=2).trim(state)",
+    ),
+    "a policy for a run": (
+        lambda: program.run("x", keep=bough.KeepLast(turns=8), backend=MockBackend()),
+        "write bough.KeepLast(turns=8).trim(state)",
+    ),
+    "a policy as an argument": (
+        lambda: program.run("x", bough.KeepLast(turns=8), backend=MockBackend()),
+        "write bough.KeepLast(turns=8).trim(state)",
+    ),
+    "two pasts": (lambda: program.after(ended(), "x"), "arguments are for run(...)"),
+    "a list to trim": (
+        lambda: bough.KeepLast(turns=8).trim([]),  # type: ignore[arg-type]
+        "conversation must be a state or a Conversation",
+    ),
+    "a text as messages": (lambda: bough.Conversation("x"), "messages must be a list"),  # type: ignore[arg-type]
+    **{
+        f"{name} of a batch": (
+            partial(program.run_batch, ["x"], **{name: True}, backend=MockBackend()),
+            "there is no option '" + name + "': run_batch(batch, progress_bar=True)",
+        )
+        for name in ("progress", "show_progress")
+    },
+    "workers": (
+        lambda: program.run_batch(["x"], workers=3, backend=MockBackend()),
+        "there is no option 'workers': run_batch(batch, num_threads=...)",
+    ),
+    # streams
+    "a stream of a name misspelt": (lambda: list(streamed(generates).text("anwser")), "did you mean 'answer'?"),
+    "a stream of branches": (lambda: list(streamed(forks).text()), "text('a')"),
+    "a variable of a stream": (lambda: streamed(generates)["answer"], ".state['answer']"),
+    # attributes
+    "a program that is run async": (lambda: program.run_async("x"), "await f.arun(...)"),
+    "a program for a batch": (lambda: program.batch(["x"]), "f.run_batch(items)"),
+    "a method misspelt": (lambda: program.run_bach(["x"]), "did you mean 'run_batch'?"),
+    "parts of a stream": (lambda: streamed(generates).partial("answer"), "stream(name, partial=True)"),
+    "a conversation that grows": (lambda: attribute_of(bough.Conversation(), "append"), "it never changes"),
+    "tokens of a conversation": (lambda: attribute_of(bough.Conversation(), "num_tokens"), "count_tokens()"),
+    "a fork of the module": (lambda: attribute_of(bough, "fork"), "s.fork(2)"),
+    "a name of the module misspelt": (lambda: attribute_of(bough, "asistant"), "did you mean 'assistant'?"),
     # generations that are not appended
     "printed": (lambda: print(gen("a")), "then read s['a']"),
     "made a text": (lambda: str(select("a", ["x", "y"])), "then read s['a']"),
@@ -198,7 +267,24 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         'bough.use("name", look_up, argument=...)',
     ),
     "a tool by name": (appended(lambda: bough.tool("search")), "bough.use(name, 'search', argument=...)"),  # type: ignore
+    "tools by name, without a server": (
+        body(lambda s: add(s, bough.call_tools("answer", ["lookup"]))),
+        "pass the function itself; names are of tools on the server",
+    ),
+    "a name that is missing": (
+        appended(lambda: select(["a", "b"])),  # type: ignore[arg-type]
+        "select(\"name\", ['a', 'b'])",
+    ),
+    "a type of Python's that is no JSON": (appended(lambda: gen("a", complex)), "choose another type"),
+    "a type of Python's in a list": (appended(lambda: gen("a", list[complex])), "choose another type"),
+    "log-probabilities as text": (
+        appended(lambda: gen("a", logprobs="1")),  # type: ignore[call-overload]
+        "logprobs must be a whole number",
+    ),
+    "an option that is nothing": (appended(lambda: gen("a", zzzz=1)), "help(bough.gen) lists them"),  # type: ignore
+    "parts misspelt": (lambda: ended().stream("answer", partials=True), "did you mean 'partial'?"),
     # what is appended
+    "no text in a message": (appended(lambda: bough.user(None)), "got NoneType"),  # type: ignore[arg-type]
     "nothing": (appended(lambda: None), "without `s +=`"),
     "a number": (appended(lambda: 5), "write str(5)"),
     "a message as a dict": (appended(lambda: {"role": "user", "content": "x"}), "a message is bough.user(text)"),
@@ -245,8 +331,22 @@ def test_the_message_has_the_line_and_the_next_step(mistake: str) -> None:
         make()
     said = str(caught.value)
     assert step in said
+    if mistake not in SHOWN_WHOLE:
+        assert_users_lines_only(caught.value)
     assert f"{HERE}:" in said, said
     assert f"{HERE}:0" not in said
+
+
+SHOWN_WHOLE = {
+    *("printed", "made a text"),
+    *("a state that was not awaited", "a value that was not awaited", "a read in a coroutine"),
+}
+"""Mistakes with other frames between the user's: of Python's event loop, and of what makes texts of objects."""
+
+
+def assert_users_lines_only(error: BaseException) -> None:
+    files = {Path(frame.f_code.co_filename).parts for frame, _ in walk_tb(error.__traceback__)}
+    assert all("tests" in parts for parts in files), files
 
 
 @pytest.mark.parametrize("name", ["Chat", "Session", "load"])
@@ -259,22 +359,20 @@ def test_a_history_may_be_none() -> None:
     assert program.after(None).run("x", backend=MockBackend()).text() == "x"
 
 
-def test_the_options_that_are_listed_are_those_of_gen() -> None:
-    with pytest.raises(TypeError) as caught:
-        gen("a", zzzz=1)  # type: ignore[call-overload]
-    for name in (
-        "check",
-        "dtype",
-        "max_turns",
-        "regex",
-        "retries",
-        "schema",
-        "timeout_s",
-        "tool_choice",
-        "tools",
-        "type",
-    ):
-        assert f" {name}" in str(caught.value)
+@pytest.mark.parametrize(
+    "name",
+    ["check", "dtype", "max_turns", "regex", "retries", "schema", "timeout_s", "tool_choice", "tools", "type"],
+)
+def test_every_option_of_gen_is_found_by_nearly_its_name(name: str) -> None:
+    with pytest.raises(TypeError, match=rf"did you mean '{name}'\?\n") as caught:
+        gen("a", **{f"{name}x": 1})  # type: ignore[call-overload]
+    assert len(str(caught.value).splitlines()[0]) < 80
+
+
+@pytest.mark.parametrize(("given", "same"), [(True, 1), (False, None), (None, None), (3, 3)])
+def test_logprobs_may_be_a_flag(given: Any, same: int | None) -> None:
+    asked = gen("a", logprobs=given)
+    assert asked.options.get("logprobs") == same
 
 
 def odd(number: int) -> None:

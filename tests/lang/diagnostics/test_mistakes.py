@@ -97,7 +97,12 @@ def test_nothing_was_appended():
         ("gen", r"s \+= bough.gen"),
         ("join", r"branches.join\(\)"),
         ("answer", r"read the variable with s\['answer'\]"),
-        ("other", "no attribute 'other'$"),
+        ("other", "no attribute 'other'\n  at "),
+        ("probabilitys", "did you mean 'probabilities'"),
+        ("tool_calls", r"s\.calls\(name\)"),
+        ("finish_reason", r"s\.get_meta_info\(name\)"),
+        ("logprobs", r"s\.get_meta_info\(name\)\[\"output_token_logprobs\"\]"),
+        ("partial", r"s\.stream\(name, partial=True\)"),
     ],
 )
 def test_attributes_of_a_state_that_there_are_not(name, said):

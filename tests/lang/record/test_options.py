@@ -23,7 +23,7 @@ from bough import MockBackend, RequestError, function, gen
         ("n", "2", "a whole number"),
         ("seed", "x", "a whole number"),
         ("top_k", 1.5, "a whole number"),
-        ("logprobs", True, "a whole number"),
+        ("logprobs", "1", "a whole number"),
         ("temperature", "0", "a number, got '0' (str)"),
         ("top_p", None.__class__, "a number"),
         ("repetition_penalty", True, "a number"),
