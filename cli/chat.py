@@ -62,6 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
     with contextlib.suppress(ImportError):
         importlib.import_module("readline")  # arrow keys and history at the prompt, where the system has it
     chat = Chat(client, arguments, loaded or Conversation(model=info.name))
+    if loaded is not None:
+        print(_told(loaded))
     if arguments.system and loaded is None:
         chat.reset(arguments.system)
     try:
@@ -139,7 +141,7 @@ class Chat:
     def _load(self, name: str) -> None:
         def load(path: Path) -> None:
             loaded = _load(path)
-            print(f"({len(loaded.messages)} messages, with {loaded.model})")
+            print(_told(loaded))
             self.conversation = Conversation(loaded.messages, loaded.values, model=self._client.info.name)
 
         self._with_file(name, "/load", load)
@@ -218,6 +220,11 @@ class Chat:
 def _system(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     """Returns the system message, alone in a list, or an empty list."""
     return [message for message in messages[:1] if message.role == "system"]
+
+
+def _told(loaded: Conversation) -> str:
+    """Describes a conversation that was loaded."""
+    return f"({len(loaded.messages)} messages{f', with {loaded.model}' if loaded.model else ''})"
 
 
 def _show_help(_: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
 from ..runtime.client.lines import log_to_stderr
+from ..runtime.protocol.config import EngineConfig
 from ..runtime.protocol.errors import BoughError, ModelError, RequestError, printable, reason
 from .parsing.parser import CommandParser
 from .parsing.settings import CONFIG, Known, keys
@@ -71,10 +72,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status: int = module.run(parsed)
     except RequestError as error:
-        print(f"bough {parsed.command}: {printable(_told(error, parsed))}", file=sys.stderr)
+        print(f"bough {parsed.command}: {printable(told(error, parsed))}", file=sys.stderr)
         return 2
     except BoughError as error:
-        print(f"bough {parsed.command}: {printable(error.message)}", file=sys.stderr)
+        line = told(error, parsed) if isinstance(error, ModelError) else error.message
+        print(f"bough {parsed.command}: {printable(line)}", file=sys.stderr)
         if not isinstance(error, ModelError):
             return 1
         return EXIT_MODEL if error.code == ModelError.code else 2  # an engine's process refused its settings
@@ -137,19 +139,22 @@ def _all_keys() -> frozenset[str]:
     return _keys_of(make_parser())
 
 
-def _told(error: RequestError, parsed: argparse.Namespace) -> str:
+def told(error: BoughError, parsed: argparse.Namespace) -> str:
     """The error's line, with the option in place of the field that is to blame, or with the source of its value if that
-    was not the command line."""
-    field = error.param or ""
+    was not the command line. An engine's process tells the field in its first word only."""
+    first = error.message.partition(" ")[0]
+    field = error.param or (first if first in EngineConfig.__struct_fields__ else "")
     names = (_OPTION_OF.get(field, field), field.removesuffix("_s"))
     name = next((name for name in names if getattr(parsed, name, None) is not None), "")
     if not name:
         return error.message
     source = getattr(parsed, "sources", {}).get(name)
-    told = error.message.removeprefix(f"{field} ")
+    rest = error.message.removeprefix(f"{field} ")
     if source is not None:
-        return f"{source}: {told}"
-    return error.message if told == error.message else f"--{name.replace('_', '-')} {told}"
+        return f"{source}: {rest}"
+    option = f"--{name.replace('_', '-')}"
+    rest = rest.replace(f"leave {field} out", f"leave {option} out")
+    return error.message if rest == error.message else f"{option} {rest}"
 
 
 def entry() -> int:

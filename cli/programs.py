@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+import ast
 import contextlib
 import importlib.util
 import inspect
 import json
+import shlex
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
@@ -78,6 +81,35 @@ def find_program(module: ModuleType, name: str) -> Function:
         shown = ", ".join(f"{Path(file or '').name}:{program}" for program in programs)
         raise RequestError(f"{file} has several programs: name one, {shown}", param="program")
     return next(iter(programs.values()))
+
+
+def argument_meant(words: list[str], parsed: argparse.Namespace) -> str:
+    """Returns the --arg that stray words, `hello` or `--text hello`, are likely meant as; "" if there is none. The file
+    is read, not run."""
+    file, _, function = parsed.program.partition(":")
+    parameters = _parameters_in(Path(file), function)
+    word, _, value = words[0].partition("=")
+    if word.startswith("-"):
+        name = word.lstrip("-").replace("-", "_")
+        text = value or " ".join(words[1:2])
+        return f"--arg {shlex.quote(f'{name}={text}')}" if name in parameters and text else ""
+    if value:
+        return f"--arg {shlex.quote(words[0])}"
+    given = {text.partition("=")[0] for text in parsed.arg}
+    free = next((name for name in parameters if name not in given), "")
+    return f"--arg {shlex.quote(f'{free}={word}')}" if free else ""
+
+
+def _parameters_in(path: Path, function: str) -> list[str]:
+    """The names of a program's parameters, the state's aside, as its file has them."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return []
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    programs = {node.name: node for node in functions if node.decorator_list}
+    node = programs.get(function or "main") or next(iter(programs.values()), None)
+    return [] if node is None else [one.arg for one in (*node.args.args[1:], *node.args.kwonlyargs)]
 
 
 def split_arguments(texts: Iterable[str]) -> dict[str, str]:

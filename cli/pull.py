@@ -40,7 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
     model, digest = arguments.model, arguments.sha256
     if digest is not None and not (is_remote_file(model) and re.fullmatch("[0-9a-fA-F]{64}", digest)):
         raise RequestError(
-            "--sha256 takes the 64 hexadecimal digits of one GGUF file: name it by address, or as ORG/NAME:FILE"
+            f"--sha256 takes the 64 hexadecimal digits of one GGUF file, got {digest!r}: name the file by address, or "
+            "as ORG/NAME:FILE"
         )
     if model and model not in pull.MODELS and pull.user_path(model).exists():
         raise RequestError(f"{model} is on this machine already: use it with --model {model}")

@@ -21,8 +21,8 @@ from ..runtime.protocol.config import EngineConfig
 from ..runtime.protocol.errors import RequestError
 from ..runtime.tokenizer.load import load_tokenizer
 from .parsing.options import add_engine_options, engine_config
-from .parsing.parser import number, whole_number
-from .programs import bound, find_program, load_file, split_arguments, users_errors
+from .parsing.parser import CommandParser, number, whole_number
+from .programs import argument_meant, bound, find_program, load_file, split_arguments, users_errors
 from .progress import LoadingBar
 
 
@@ -58,6 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="default for the program's generations",
     )
     add_engine_options(parser)
+    if isinstance(parser, CommandParser):
+        parser.stray = argument_meant
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ from ..server.http.keys import parse_keys, read_keys
 from ..server.programs.private_tools import PrivateTool
 from ..server.serve import serve
 from .parsing.options import add_engine_options, engine_config
-from .parsing.parser import number, whole_number
+from .parsing.parser import number, port_number, whole_number
 from .progress import LoadingBar
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         group.add_argument(name, **kind, default=default, help=f"{text} (default: %(default)s)")
 
     group.add_argument("--host", default=defaults.host, help="address to listen on (default: %(default)s)")
-    add("--port", whole, defaults.port, "port to listen on; 0 picks a free one")
+    add("--port", {**whole, "type": port_number}, defaults.port, "port to listen on; 0 picks a free one")
     group.add_argument("--served-model-name", metavar="NAME", help="the model's name for clients (default: its own)")
     group.add_argument("--api-key-file", metavar="FILE", help="API keys, one per line, with their rights and limits")
     group.add_argument(

@@ -260,16 +260,19 @@ def video(path: str | Path, num_frames: int) -> Picture:
     return Picture(str(path))
 
 
+@users_lines
 def system(expression: str | Expression = "") -> Expression:
     """A system message."""
     return _message("system", expression)
 
 
+@users_lines
 def user(expression: str | Expression = "") -> Expression:
     """A user message."""
     return _message("user", expression)
 
 
+@users_lines
 def assistant(expression: str | Expression = "") -> Expression:
     """An assistant message: `assistant(gen("answer"))`."""
     return _message("assistant", expression)

@@ -73,10 +73,10 @@ _ELSEWHERE = {
     "model": ": a program is run on a backend, backend=bough.LocalBackend(model)",
 }
 _MEANT = {
-    **dict.fromkeys(("run_async", "async_run", "acall", "ainvoke", "agenerate"), "await f.arun(...)"),
-    **dict.fromkeys(("batch", "map", "run_many", "starmap", "batch_run"), "f.run_batch(items)"),
-    **dict.fromkeys(("abatch", "run_batch_async", "amap"), "await f.arun_batch(items)"),
-    **dict.fromkeys(("invoke", "execute", "call", "generate"), "f.run(...)"),
+    **dict.fromkeys(("run_async", "async_run", "acall", "ainvoke", "agenerate"), "write await f.arun(...)"),
+    **dict.fromkeys(("batch", "map", "run_many", "starmap", "batch_run"), "write f.run_batch(items)"),
+    **dict.fromkeys(("abatch", "run_batch_async", "amap"), "write await f.arun_batch(items)"),
+    **dict.fromkeys(("invoke", "execute", "call", "generate"), "write f.run(...)"),
     **dict.fromkeys(("continue_", "resume", "chat"), "f.after(state).run(...) continues a state"),
 }
 """Likely meanings of attributes that do not exist."""

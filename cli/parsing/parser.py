@@ -25,17 +25,25 @@ _ACTIONS = {
 """The same of what stands after a command."""
 
 
+_SHORT = {
+    "-m": "--model", "-p": "--port", "-t": "--temperature", "-n": "--max-tokens", "-c": "--config", "-s": "--system",
+}  # fmt: skip
+"""Short options of other programs, and ours; none of ours has a short name but -h."""
+
+
 class CommandParser(argparse.ArgumentParser):
     """`argparse.ArgumentParser` whose options are never abbreviated, and whose errors are one line with a next step.
 
     rewrite   changes the words before they are parsed, given the options that the parser knows; raises SettingError
     known     where settings come from besides the command line; None: from nowhere
+    stray     guesses what was meant by words that nothing takes, given what was parsed; "" for no guess
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, "exit_on_error": False, **options})
         self.rewrite: Callable[[list[str], frozenset[str]], list[str]] | None = None
         self.known: Known | None = None
+        self.stray: Callable[[list[str], argparse.Namespace], str] = lambda words, parsed: ""
 
     @property
     def options(self) -> frozenset[str]:
@@ -57,7 +65,7 @@ class CommandParser(argparse.ArgumentParser):
         except SettingError as error:
             self.error(str(error))
         if left:
-            self.error(self._unknown(left))
+            self.error(self._unknown(left, parsed))
         for action in self._actions:  # lists: one from the command line replaces what was set elsewhere
             if action.dest in settings and getattr(parsed, action.dest) is action.default:
                 setattr(parsed, action.dest, settings[action.dest].value)
@@ -108,22 +116,36 @@ class CommandParser(argparse.ArgumentParser):
         if isinstance(action, argparse._SubParsersAction):
             meant = [name for name in (_SYNONYMS.get(value), _ACTIONS.get(value)) if name in choices]
             hint = did_you_mean(meant[0] if meant else value, choices, shown=lambda found: f"{self.prog} {found}")
+            if "check" in choices and value.endswith(".json"):
+                hint = f": did you mean {self.prog} check {value}?"
             listed = hint or f": there is {', '.join(choices)}"
             return f"there is no command {value!r}{listed} ({self.prog} --help says what each does)"
         return f"{name} {must_be(choices, value)}"
 
-    def _unknown(self, left: list[str]) -> str:
+    def _unknown(self, left: list[str], parsed: argparse.Namespace) -> str:
         """The line for words that nothing takes."""
         word = next((word for word in left if word.startswith("-") and len(word) > 1), left[0])
+        meant = self.stray(left[left.index(word) :], parsed)
         if not word.startswith("-"):
-            option = "--arg" if "=" in word and "--arg" in self.options else "--model"
-            hint = f"{option} {word}" if option in self.options else ""
-            takes = f"did you mean {hint}?" if hint else f"{self.prog} --help shows what it takes"
+            meant = meant or self._option_for(word)
+            takes = f"did you mean {meant}?" if meant else f"{self.prog} --help shows what it takes"
             return f"there is no place for {word!r}: {takes}"
         name = word.partition("=")[0]
-        found = did_you_mean(name, self.options)
+        meant = meant or _SHORT.get(name, "")
+        known = meant.partition(" ")[0] in self.options
+        found = f": did you mean {meant}?" if known else did_you_mean(name, self.options)
         lists = f"{self.prog} --help lists all"
         return f"there is no option {name}{found} ({lists})" if found else f"there is no option {name}: {lists}"
+
+    def _option_for(self, word: str) -> str:
+        """Returns the option that a word is likely the value of, with the word; "" for no guess."""
+        looks_like = (
+            ("--arg", "=" in word),
+            ("--port", word.isdecimal()),
+            ("--program", word.partition(":")[0].endswith(".py")),
+            ("--model", re.search("[/-]|[.]gguf$", word) is not None or os.path.isdir(word)),
+        )
+        return next((f"{option} {word}" for option, fits in looks_like if fits and option in self.options), "")
 
     def _action_of(self, name: str | None) -> argparse.Action | None:
         names = ((one, ("/".join(one.option_strings), one.metavar, one.dest)) for one in self._actions)
@@ -136,6 +158,14 @@ def whole_number(text: str) -> int:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"needs a whole number, such as 8; got {text!r}") from None
+
+
+def port_number(text: str) -> int:
+    """Reads the number of a port. Raises argparse.ArgumentTypeError."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"needs a whole number, such as 8000; got {text!r}") from None
 
 
 def number(text: str) -> float:

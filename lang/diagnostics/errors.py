@@ -187,7 +187,7 @@ def refused(program: Program, places: Sequence[Place], refusal: BoughError) -> P
         instruction=op,
         request_id=program.id,
     )
-    error.__cause__ = refusal
+    error.__cause__ = refusal if isinstance(refusal, BackendError) else None  # others say the same once more
     return error
 
 

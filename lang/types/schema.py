@@ -50,7 +50,7 @@ def typed(kind: object) -> Typed:
     try:
         return _typed(kind)._replace(kind=kind)
     except TypeError as error:
-        raise RequestError(f"{kind!r} describes no JSON value: {_instead(kind, str(error))}", param="schema") from error
+        raise RequestError(f"{kind!r} describes no JSON value: {_instead(kind, str(error))}", param="schema") from None
 
 
 _OF_PYTHON = ("builtins", "types", "typing", "typing_extensions")

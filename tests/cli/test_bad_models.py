@@ -141,4 +141,4 @@ def test_settings_that_the_model_cannot_have_are_a_wrong_command_line(program: P
     folder = write_tiny_model(program.parent / "tiny")
     command = [sys.executable, "-P", "-m", "bough.cli", "serve", "--port", "0", "--model", str(folder)]
     result = subprocess.run([*command, "--max-model-len", "9999"], capture_output=True, text=True, timeout=100)
-    assert result.returncode == 2 and "max_model_len is 9999" in result.stderr
+    assert result.returncode == 2 and "--max-model-len is 9999" in result.stderr

@@ -111,7 +111,9 @@ def test_a_session_is_saved_and_gone_on_with(talk: Talk, tmp_path: Path) -> None
     saved = json.loads(file.read_text())
     assert [message["role"] for message in saved["messages"]] == ["system", "user", "assistant"]
     expected = counts(talk("/system Be brief.", "hello", "more"))[1][2]
-    by_option = counts(talk("more", options=("--load", str(file))))
+    loaded = talk("more", options=("--load", str(file)))
+    assert re.search(r"^\(3 messages, with tiny.*\)$", loaded, re.MULTILINE)
+    by_option = counts(loaded)
     by_command = counts(talk("hi", f"/load {file}", "more", f"/save {file}"))
     assert by_option[0][2] == by_command[1][2] == expected
     assert len(json.loads(file.read_text())["messages"]) == 5

@@ -7,12 +7,13 @@ import io
 import re
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from bough.cli.main import entry, main
+from bough.cli.main import entry, main, told
 from bough.cli.progress import LoadingBar
 from bough.runtime.checkpoints import fetch as pull
 from bough.runtime.protocol.errors import ModelError
@@ -145,3 +146,11 @@ def test_the_bar_shows_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "reading" in terminal.getvalue()
     assert "writing" in terminal.getvalue()
     bar.close()  # twice is fine
+
+
+def test_an_error_of_the_engines_process_names_the_option() -> None:
+    error = ModelError("max_model_len is 9, but the model supports 8: leave max_model_len out", code="invalid_value")
+    assert told(error, Namespace(max_model_len=9)) == (
+        "--max-model-len is 9, but the model supports 8: leave --max-model-len out"
+    )
+    assert told(error, Namespace(max_model_len=9, sources={"max_model_len": "x.toml"})).startswith("x.toml: is 9")

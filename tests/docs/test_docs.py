@@ -265,4 +265,4 @@ def test_a_block_that_fails_is_seen(tmp_path: Path) -> None:
     with pytest.raises(AttributeError) as failure:
         run_page(page, tmp_path)
     assert "bough" in str(failure.value)
-    assert failure.traceback[-2].lineno + 1 == 12
+    assert failure.traceback[-1].lineno + 1 == 12

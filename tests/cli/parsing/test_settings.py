@@ -108,7 +108,7 @@ def test_a_wrong_file_is_one_line(
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("BOUGH_PORT", "http", "BOUGH_PORT needs a whole number, such as 8; got 'http'"),
+        ("BOUGH_PORT", "http", "BOUGH_PORT needs a whole number, such as 8000; got 'http'"),
         ("BOUGH_OVERLAP", "maybe", "BOUGH_OVERLAP must be true or false, got 'maybe'"),
         ("BOUGH_DTYPE", "int8", "BOUGH_DTYPE must be auto, float32, bfloat16 or float16, got 'int8'"),
         ("BOUGH_PROGRAM", "[a]", 'BOUGH_PROGRAM must be a single value, or a JSON list such as ["a", "b"]'),
