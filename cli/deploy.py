@@ -14,7 +14,8 @@ from ..lang.compile.compiled import CompiledProgram
 from ..lang.compile.placeholder import CompileError
 from ..lang.diagnostics.errors import BackendError
 from ..runtime.protocol.errors import RequestError, reason
-from .programs import bound, find_program, load_file, split_arguments
+from .parsing.parser import CommandParser
+from .programs import argument_meant, bound, find_program, load_file, split_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="fix an argument or a sampling option: JSON if it parses, otherwise text; @FILE reads a file",
     )
+    if isinstance(parser, CommandParser):
+        parser.stray = argument_meant
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--show", action="store_true", help="print the compiled program and its cost; deploy nothing")
     instead.add_argument("--output", metavar="FILE.json", help="write the compiled program to a file; deploy nothing")

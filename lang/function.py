@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection, Coroutine, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar, cast, overload
 
 from ..runtime.protocol.errors import BoughError
 from .backend import Backend, resolve_backend
@@ -37,6 +37,8 @@ from .state.state import Result, State
 if TYPE_CHECKING:
     from .compile.compiled import CompiledProgram
     from .compile.cost import Encoder
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 __all__ = ["AsyncFunction", "Function", "Group", "State"]
 
@@ -82,6 +84,20 @@ _MEANT = {
 """Likely meanings of attributes that do not exist."""
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _RESERVED = ("backend", "stream", "trace", "namespace", "timeout_s")
+
+
+def _one_past(after: Method) -> Method:
+    """Has the method say what to write if it is given more than a past, or a policy."""
+
+    @functools.wraps(after)
+    def checked_after(self: Any, *given: Any, **named: Any) -> Any:
+        for one in (*given, *named.values()):
+            refuse_policy(one)
+        if len(given) != 1 or named:
+            raise TypeError("after() takes a state or a Conversation, and nothing else; arguments are for run(...)")
+        return after(self, *given)
+
+    return cast(Method, checked_after)
 
 
 class Function(Generic[Result]):
@@ -158,7 +174,8 @@ class Function(Generic[Result]):
         return type(self)(self.body, bound, num_api_spec_tokens=self.num_api_spec_tokens, past=self._past)
 
     @located
-    def after(self, past: State[Any] | Conversation | None, /, *others: object, **named: object) -> Self:
+    @_one_past
+    def after(self, past: State[Any] | Conversation | None, /) -> Self:
         """The same program as a continuation: its runs begin with all that `past` holds, messages and variables. Each
         run is a new state; `past` stays as it is. None is an empty history, as of a chat that begins.
 
@@ -170,10 +187,6 @@ class Function(Generic[Result]):
         Raises:
             ProgramError: the program that `past` is the state of has failed.
         """
-        for given in (past, *others, *named.values()):
-            refuse_policy(given)
-        if others or named:
-            raise TypeError("after() takes a state or a Conversation, and nothing else; arguments are for run(...)")
         conversation = past.conversation() if isinstance(past, State) else Conversation() if past is None else past
         if not isinstance(conversation, Conversation):
             messages = " (write bough.Conversation(messages))" if isinstance(past, list | tuple | dict) else ""

@@ -168,7 +168,8 @@ def refused(program: Program, places: Sequence[Place], refusal: BoughError) -> P
     """A refusal, with the line to blame: of the instruction that it names, or of the only one that makes a value. What
     concerns the whole request, as that there is no connection, is told with the line where that begins.
     """
-    refusal = _in_program_words(refusal)
+    given, refusal = refusal, _in_program_words(refusal)
+    reworded = refusal is not given
     named = refusal.instruction if isinstance(refusal, ProgramError) else None
     index = _blamed(program, refusal.message, named)
     place = None if index is None else places[index]
@@ -187,7 +188,7 @@ def refused(program: Program, places: Sequence[Place], refusal: BoughError) -> P
         instruction=op,
         request_id=program.id,
     )
-    error.__cause__ = refusal if isinstance(refusal, BackendError) else None  # others say the same once more
+    error.__cause__ = None if reworded else refusal
     return error
 
 

@@ -333,6 +333,8 @@ class Branch:
             return message + nearest(name, self.variables)
         if self.session.body.ended and not self.transcript and not self.variables:
             return f"{message}: nothing was appended to this state, as with `s += bough.gen({name!r})`"
+        if not self.variables and not advice:
+            return f"{message}: no generation was appended, as with `s += bough.gen({name!r})`"
         return message + advice
 
     def keep_passage(self, name: str, start: int) -> None:

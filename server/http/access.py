@@ -52,7 +52,7 @@ def check_bind(config: ServerConfig) -> None:
     """
     if not config.keys and not config.open_without_key and not _is_loopback(config.host):
         raise ValueError(
-            f"host {config.host!r} can be reached from other machines, and no API key is set. "
+            f"--host {config.host} can be reached from other machines, and no API key is set. "
             "Set BOUGH_API_KEY or --api-key-file, or allow it with --allow-public-without-key"
         )
 

@@ -42,6 +42,7 @@ MISTAKES: tuple[tuple[str, int, str], ...] = (
     ("run brief.py hello", 2, r"no place for 'hello': did you mean --arg text=hello\?"),
     ("run two.py:long --arg text=a 5", 2, r"no place for '5': did you mean --arg words=5\?"),
     ("run brief.py --text hi", 2, r"no option --text: did you mean --arg text=hi\?"),
+    ("deploy brief.py --text hi", 2, r"no option --text: did you mean --arg text=hi\?"),
     ("run brief.py --text=hi", 2, r"no option --text: did you mean --arg text=hi\?"),
     ("run brief.py -t 0", 2, r"no option -t: did you mean --temperature\?"),
     ("run wrong.py hello", 2, r"no place for 'hello': bough run --help shows"),

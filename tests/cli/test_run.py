@@ -34,6 +34,7 @@ MISTAKES = {
     "s += bough.gen('o', json_schema={'type': 'objct'})": "type must be one of",
     "s += bough.select('o', [])": "got none",
     "s = s + bough.gen('o')": "appended to with s += ...",
+    "for _ in range(9): s += bough.user('a b ' * 90) + bough.gen('o')": "bough.KeepLast(turns=8).trim(state)",
     "s += 'a' * 9000 + bough.gen('o')": "more than there is room for",
 }
 """Lines of a program, and what they are told. Those of gen and select are no ProgramErrors."""

@@ -232,6 +232,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "made a text": (lambda: str(select("a", ["x", "y"])), "then read s['a']"),
     "in an f-string": (appended(lambda: f"x {gen('a')}"), 's += "..." + expression + "..."'),
     "never appended": (lambda: body(lambda s: gen("a"))()["a"], "nothing was appended to this state"),
+    "made, not appended": (
+        body(lambda s: (add(s, "x"), gen("a"), s["a"])),
+        "no generation was appended, as with `s += bough.gen('a')`",
+    ),
     "added, not appended": (body(lambda s: s + gen("a")), "appended to with s += ..."),
     "a branch that is added to": (body(lambda s: [one + gen("a") for one in s.fork(2)]), "appended to with s += ..."),
     # options
