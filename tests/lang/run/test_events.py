@@ -220,3 +220,31 @@ def test_leaving_the_texts_stops_the_program() -> None:
         assert next(events.text()) == "a"
     with pytest.raises(StopIteration):
         next(events)
+
+
+def test_a_stream_of_a_name_that_there_is_not_raises_at_its_end():
+    @function
+    def forks(s):
+        a, b = s.fork(2)
+        a += "x" + gen("first")
+        b += "y" + gen("second")
+
+    async def texts(name):
+        return [text async for text in forks.stream(backend=MockBackend()).text(name)]
+
+    assert "".join(forks.stream(backend=MockBackend()).text("second")) == "(second)"
+    assert "".join(asyncio.run(texts("first"))) == "(first)"
+    with pytest.raises(ProgramError, match="there is no variable 'third'"):
+        asyncio.run(texts("third"))
+    with pytest.raises(ProgramError, match=r"of forked branches.*text\('first'\)"):
+        asyncio.run(texts(None))
+
+
+def test_a_stream_without_text_may_be_empty():
+    @function
+    def quiet(s):
+        s += "x"
+        s["y"] = 5
+
+    assert list(quiet.stream(backend=MockBackend()).text()) == []
+    assert list(quiet.stream(backend=MockBackend()).text("y")) == []
