@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ..staging import upload
+
 
 @dataclass(frozen=True)
 class GrammarTable:
@@ -91,7 +93,7 @@ class GrammarPool:
         return num_states < len(self.mask) and num_states * num_classes <= len(self.next_state)
 
     def add(self, table: GrammarTable) -> TablePlace | None:
-        """Copies a table in; None if there is no room.
+        """Copies a table in, without waiting for the device; None if there is no room.
 
         Raises:
             ValueError: the table is of another vocabulary.
@@ -104,9 +106,12 @@ class GrammarPool:
             return None
         row, start = self._rows.take(num_states), self._transitions.take(num_transitions)
         class_base = self._classes.take(1) * self.vocab_size
-        self.mask[row : row + num_states].copy_(table.mask)
-        self.token_class[class_base : class_base + self.vocab_size].copy_(table.token_class)
-        self.next_state[start : start + num_transitions].copy_(table.next_state.flatten())
+        mask, token_class, next_state = upload(
+            self.mask.device, table.mask.numpy(), table.token_class.numpy(), table.next_state.numpy()
+        )
+        self.mask[row : row + num_states].copy_(mask)
+        self.token_class[class_base : class_base + self.vocab_size].copy_(token_class)
+        self.next_state[start : start + num_transitions].copy_(next_state.flatten())
         return TablePlace(row, class_base, start, num_classes, num_states)
 
     def remove(self, place: TablePlace) -> None:

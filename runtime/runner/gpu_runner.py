@@ -157,13 +157,11 @@ class GpuPasses:
                 first(size)
             for kind in others:
                 kind(largest)
+            common, rare = self._draw_kinds()
+            for draw in common:
+                draw()
             self._warm_ups = [functools.partial(kind, size) for kind in reversed(others) for size in smaller]
-            logits = self._logits_step(1, None)
-            masks = np.full((1, -(-logits.shape[1] // 32)), -1, np.int32)
-            for params in (SamplingParams(temperature=0.0), SamplingParams(top_p=0.9)):
-                for masked in (None, 0):
-                    row = Row(params, masked=masked)
-                    self.draw(logits.clone(), [row], None if masked is None else masks)
+            self._warm_ups += rare
 
     @torch.inference_mode()
     def prepare(self) -> bool:
@@ -191,6 +189,23 @@ class GpuPasses:
         reads = (False,) if self._shared_reads is None else (False, True)
         draws = [functools.partial(drawn, kind, shares) for kind in _COMMON_KINDS for shares in reads]
         return [*draws, *(functools.partial(scored, shares) for shares in reads)]
+
+    def _draw_kinds(self) -> tuple[list[Callable[[], object]], list[Callable[[], object]]]:
+        """Draws that the host may ask for, of each kind that is compiled by itself: common ones, those with biases."""
+
+        def draw(params: SamplingParams, masked: int | None) -> None:
+            logits = self._logits_step(1, None)
+            masks = None if masked is None else np.full((1, -(-logits.shape[1] // 32)), -1, np.int32)
+            self.draw(logits.clone(), [Row(params, masked=masked)], masks)
+
+        def kinds(bias: dict[int, float] | None) -> list[Callable[[], object]]:
+            greedy, filtered = (
+                SamplingParams(temperature=0.0, logit_bias=bias),
+                SamplingParams(top_p=0.9, logit_bias=bias),
+            )
+            return [functools.partial(draw, params, masked) for params in (greedy, filtered) for masked in (None, 0)]
+
+        return kinds(None), kinds({0: 1.0})
 
     def draws(self, spec: DrawSpec, work: Work) -> bool:
         slot = self._slots.find(work.sequence)
