@@ -25,8 +25,8 @@ SEED       ?= 1
 OLDEST := $(if $(filter Linux-x86_64,$(shell uname -sm | tr ' ' '-')),$(VENV)/triton-oldest)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu compiled accept sim soak overload fast lint house flows format docs bench serve model install dev lock
-.PHONY: dist wheels clean
+.PHONY: help demo test test-gpu gpu-dry compiled accept sim soak overload fast lint house flows format docs bench serve model install dev
+.PHONY: lock dist wheels clean
 
 help:     ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -44,6 +44,9 @@ test-gpu: $(DEV)  ## on a machine with a GPU: the tests of the kernels, compiled
 compiled: $(DEV) $(OLDEST)  ## compile the kernels that have changed for every GPU, and write down what they need: tests/kernels/compiled
 	$(BIN)/python -m bough.kernels.compile_check --ledger tests/kernels/compiled --update
 	PYTHONPATH=$(OLDEST) $(BIN)/python -m bough.kernels.compile_check --ledger tests/kernels/compiled --update
+
+gpu-dry: $(DEV)  ## the engine's whole path for GPUs on a machine without one, interpreted and counted: minutes
+	BOUGH_GPU_DRY=full OMP_WAIT_POLICY=passive $(BIN)/pytest -v tests/gpu/dry tests/support/dry_gpu
 
 accept: $(DEV) model  ## check every promise of docs/acceptance.md at full size: hours, on a quiet machine
 	BOUGH_ACCEPTANCE=full BOUGH_ACCEPTANCE_SCHEMAS="$(SCHEMAS)" $(BIN)/pytest -v tests/acceptance tests/radix/test_mutants.py \
