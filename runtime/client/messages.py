@@ -10,7 +10,7 @@ import itertools
 import queue
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -316,7 +316,7 @@ def _about(body: bytes, heads: msgspec.msgpack.Decoder[_Head]) -> tuple[str, int
 
 def read_frames(
     connection: socket.socket, types: Any, refuse: Callable[[Unreadable], None] | None = None
-) -> Iterator[Any]:
+) -> Generator[Any, None, None]:
     """Messages of the union `types` until the peer closes or dies.
 
     A message in which something has the wrong type, or is nested too deeply, goes to `refuse`, if that is given.

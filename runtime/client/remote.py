@@ -11,7 +11,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -209,6 +209,25 @@ class RemoteClient(StreamingClient):
         self, config: EngineConfig, progress: Progress | None, stall_s: float, steps: Watchdog
     ) -> None:
         messages = read_frames(self._spawned.connection, FromEngine)
+        with contextlib.ExitStack() as unread:
+            unread.callback(messages.close)
+            if self._is_ready(config, messages, progress, stall_s, steps):
+                unread.pop_all()  # its reader goes on with them
+                return
+        if not self._ends_within(KILL_TIMEOUT_S if self._killed else 30.0):
+            raise ModelError("the engine process closed its link while it loaded the model")
+        status = self._spawned.process.returncode
+        raise ModelError(f"the engine process ended with status {status} while it loaded the model")
+
+    def _is_ready(
+        self,
+        config: EngineConfig,
+        messages: Generator[Any, None, None],
+        progress: Progress | None,
+        stall_s: float,
+        steps: Watchdog,
+    ) -> bool:
+        """Waits until the engine is ready, and has the following messages read; False if it ends before."""
         tokenizer: Future[Tokenizer] | None = None
         self._send(Start(config))
         for message in messages:
@@ -233,13 +252,10 @@ class RemoteClient(StreamingClient):
                     if not self._alive:
                         raise ModelError("the engine process ended as soon as it had loaded the model")
                     self.load_s = time.monotonic() - self._spawned.begun
-                    return
+                    return True
             if tokenizer is not None and tokenizer.done():
                 tokenizer.result()
-        if not self._ends_within(KILL_TIMEOUT_S if self._killed else 30.0):
-            raise ModelError("the engine process closed its link while it loaded the model")
-        status = self._spawned.process.returncode
-        raise ModelError(f"the engine process ended with status {status} while it loaded the model")
+        return False
 
     @property
     def alive(self) -> bool:
@@ -406,7 +422,7 @@ class RemoteClient(StreamingClient):
             raise self._ended()
         return answer
 
-    def _read(self, messages: Iterator[Any]) -> None:
+    def _read(self, messages: Generator[Any, None, None]) -> None:
         """Hands events to who waits for them until the engine closes its end, then tells all that it has died."""
         try:
             for message in messages:
@@ -415,6 +431,7 @@ class RemoteClient(StreamingClient):
             pass  # a broken link is a dead engine
         except Exception:  # whatever it was, nobody must be left waiting
             logger.exception("the messages of the engine process can no longer be read")
+        messages.close()
         if self._crashed_again:
             self._fate.may_retry = False
         with self._lock:

@@ -181,7 +181,7 @@ class Executor:
             block = yield from reader.reading(program.ops)
             if program.resume and self._states.get(program.id) is not state:
                 raise _gone(self._machine.budget.life_s)
-            self._hold(state, reader.num_tokens)
+            state.account.take(reader.num_tokens)
         except BaseException:
             if not program.resume:
                 state.account.close()
@@ -220,15 +220,6 @@ class Executor:
                 self._finish(state, run)
             self._interpreter.walk(state)
         self._trim(self._clock())
-
-    def _hold(self, state: State, num_tokens: int) -> None:
-        """Counts what a submission takes. Raises OverloadedError: there is no room for it."""
-        state.account.add(num_tokens)
-        try:
-            state.account.check()
-        except BoughError:
-            state.account.add(-num_tokens)
-            raise
 
     def expire(self) -> None:
         """Ends calls and programs whose time is over, and drops the idle states that are old; to be called as time

@@ -64,6 +64,15 @@ class Account:
             self.num_held += count
             self.memory.add(self.tenant, count)
 
+    def take(self, count: int) -> None:
+        """Counts tokens for which there is room. Raises OverloadedError: there is none, and they are not counted."""
+        self.add(count)
+        try:
+            self.check()
+        except OverloadedError:
+            self.add(-count)
+            raise
+
     def check(self) -> None:
         """Raises OverloadedError: there is no room, although idle states have been dropped."""
         memory = self.memory

@@ -435,12 +435,7 @@ class Encodings:
             OverloadedError: there is no room for it.
         """
         state, num_held = frame.state, 1 + num_chars // WAITING_CHARS_PER_TOKEN
-        state.account.add(num_held)
-        try:
-            state.account.check()
-        except OverloadedError:
-            state.account.add(-num_held)
-            raise
+        state.account.take(num_held)
         writing = _Writing(state.new_call("text"), frame, num_chars, num_held, write, take)
         frame.branch.running.add(writing.id)
         self._under_way[writing.id] = writing

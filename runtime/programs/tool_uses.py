@@ -70,9 +70,8 @@ class ToolUses:
                 self._post(lambda: self._take(call_id, outcome))
 
         account, num_held = frame.state.account, 1 + chars_of(arguments) // WAITING_CHARS_PER_TOKEN
-        account.add(num_held)
+        account.take(num_held)
         try:
-            account.check()
             ticket = self._runner.start(tool, arguments, done, Owner.of(frame.state.namespace, frame.state.id))
         except BaseException:
             account.add(-num_held)

@@ -64,7 +64,7 @@ def test_what_needs_torch_names_the_extra(environment: dict[str, str]) -> None:
     last = result.stderr.splitlines()[-1]
     assert (result.returncode, last) == (
         3,
-        'bough serve: dtype float32 needs torch, which is not installed: pip install "bough[torch]"',
+        'bough serve: --dtype float32 needs torch, which is not installed: pip install "bough[torch]"',
     )
 
 

@@ -32,7 +32,7 @@ from ..support.pages import blocks, prose, run_page
 from ..support.tiny_model import write_tiny_model
 
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s]+)\)")
-MAKE = re.compile(r"\bmake ((?:[A-Z_]+=\S+ )*)([a-z]+)")
+MAKE = re.compile(r"\bmake ((?:[A-Z_]+=\S+ )*)([a-z-]+)")
 NAME = re.compile(r"`(bough\.[\w.]+)")
 PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b")
 PYTHON_PAGES = (
@@ -97,7 +97,7 @@ def test_the_index_leads_to_every_page(repository: Path) -> None:
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
 def test_commands_shown_are_targets_of_the_makefile(repository: Path, name: str) -> None:
-    targets = set(re.findall(r"^([a-z]+):", (repository / "Makefile").read_text(), flags=re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (repository / "Makefile").read_text(), flags=re.MULTILINE))
     code = re.findall(r"^\$ (make .*?)(?:  .*)?$|`(make [^`]+)`", (repository / name).read_text(), flags=re.MULTILINE)
     shown = {match[2] for first, second in code for match in MAKE.finditer(first or second)}
     assert shown

@@ -35,7 +35,7 @@ sys.modules["fake_client"] = fake
 spec.loader.exec_module(fake)
 from bough.server.config import ServerConfig
 from bough.server.serve import serve
-script = lambda _: fake.Script(["x"] * 30, delay_s=0.03)
+script = lambda _: fake.Script(["x"] * 100, delay_s=0.03)  # longer than a busy machine takes to ask meanwhile
 class Client(fake.FakeClient):
     def stats(self):
         time.sleep(60)
