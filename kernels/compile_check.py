@@ -31,7 +31,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from .compile_case import CompileCase
-from .compile_ledger import Ledger, Needs, digest_of, forget_lines
+from .compile_ledger import Ledger, Needs, Place, digest_of, forget_lines
 
 SHARED_LIMIT = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
 """KiB of shared memory that one thread block may have, by compute capability."""
@@ -159,11 +159,7 @@ def inspect(module: str, name: str, target: int) -> Finding:
     return Finding(module, name, target, needs, time.monotonic() - began)
 
 
-Work = tuple[str, str, int]
-"""Module, name of the case, target."""
-
-
-def list_work(modules: Iterable[str], targets: Iterable[int]) -> dict[Work, str]:
+def list_work(modules: Iterable[str], targets: Iterable[int]) -> dict[Place, str]:
     """Every case of `modules` on every target that it is for, in this order, and the digest of each."""
     return {
         (module, case.name, target): digest_of(case, target)
@@ -174,7 +170,7 @@ def list_work(modules: Iterable[str], targets: Iterable[int]) -> dict[Work, str]
     }
 
 
-def inspect_all(work: Sequence[Work], *, num_workers: int) -> list[Finding]:
+def inspect_all(work: Sequence[Place], *, num_workers: int) -> list[Finding]:
     """Compiles cases, and reads what came out."""
     if num_workers <= 1 or len(work) <= 1:
         return [inspect(*item) for item in work]
@@ -183,7 +179,7 @@ def inspect_all(work: Sequence[Work], *, num_workers: int) -> list[Finding]:
         return list(pool.map(inspect, *zip(*work, strict=True)))
 
 
-def inspect_changed(work: dict[Work, str], ledger: Ledger, again: int, *, num_workers: int) -> list[Finding]:
+def inspect_changed(work: dict[Place, str], ledger: Ledger, again: int, *, num_workers: int) -> list[Finding]:
     """Takes from `ledger` what has not changed, and compiles the rest. Of what it takes, `again` cases, evenly spread,
     are compiled all the same: what comes out must be what the ledger says."""
     known = {item: needs for item, digest in work.items() if (needs := ledger.find(item, digest)) is not None}

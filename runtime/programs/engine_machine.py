@@ -559,7 +559,7 @@ class ModelCalls:
     def _constrained(self, frame: Frame, op: Gen) -> Gen:
         """Returns a generation as it is asked for. Counts the work of its constraint."""
         if op.offer is not None:
-            op = offered(op, op.offer, frame.branch, frame.run.tools, self._engine.tokenizer)
+            op = offered(op, op.offer, frame.run.tools, self._engine.tokenizer)
         frame.spend(min(spec_chars(op.grammar), MAX_SPEC_CHARS) // ENCODED_PER_WORK)
         return op
 

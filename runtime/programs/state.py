@@ -462,11 +462,6 @@ class State:
         """Submissions that have something to do."""
         return [run for run in self.in_flight if not run.over]
 
-    @property
-    def ending(self) -> list[Run]:
-        """Submissions that are done, and whose end is being told."""
-        return [run for run in self.in_flight if run.over]
-
     def spend(self, run: Run, work: int) -> None:
         """Counts work that is done for `run`, also for the slice of time that the program has.
 

@@ -448,11 +448,11 @@ class Encodings:
     def stop(self, call_id: CallId) -> None:
         """Leaves a text to itself; one that waits is not encoded."""
         writing = self._leave(call_id)
-        state_id = "" if writing is None else writing.frame.state.id
-        waiting = self._waiting.get(state_id)
-        if writing is None or waiting is None or waiting.pop(call_id, None) is None:
+        if writing is None:
             return
-        if not waiting:
+        state_id = writing.frame.state.id
+        waiting = self._waiting.get(state_id)
+        if waiting is not None and waiting.pop(call_id, None) is not None and not waiting:
             del self._waiting[state_id]
             self._programs.remove(writing.tenant, state_id)
 

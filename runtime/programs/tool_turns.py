@@ -29,15 +29,8 @@ def form_of(tokenizer: Tokenizer) -> CallForm:
     return own_form(tokenizer.chat.source) or PLAIN
 
 
-def offered(op: Gen, offer: Offer, branch: Branch, tools: Mapping[str, ToolCall], tokenizer: Tokenizer) -> Gen:
-    """Returns a generation as it is asked for where its tools are shown; shows them first unless that is done.
-
-    Raises:
-        RequestError: as `unshown`, or the tools cannot be shown there.
-    """
-    functions = unshown(offer, branch, tools)
-    if functions:
-        put_tools(branch, functions, write_tools(tuple(content_of(branch).roles[:-1]), functions, tokenizer))
+def offered(op: Gen, offer: Offer, tools: Mapping[str, ToolCall], tokenizer: Tokenizer) -> Gen:
+    """Returns a generation as it is asked for once its tools are shown."""
     form = form_of(tokenizer)
     grammar: GrammarSpec = constrain_turn(form, tools, offer, op.grammar)
     sampling = op.sampling

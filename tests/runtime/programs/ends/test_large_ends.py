@@ -40,7 +40,7 @@ def test_the_end_of_a_large_program_makes_way(place: ToolPlace, monkeypatch: pyt
     turns_of_end = 0
     while not heard.over:
         state = place.executor._states.get("large")
-        turns_of_end += state is not None and bool(state.ending)
+        turns_of_end += state is not None and any(run.over for run in state.in_flight)
         place.next_call()()
     assert turns_of_end >= (6 if trace else 3)
     assert heard.done.texts == at_once.done.texts == {0: "x", 1: "x" + "y" * 99, 2: "xz"}
@@ -76,7 +76,7 @@ def ending(place: ToolPlace, monkeypatch: pytest.MonkeyPatch, **how: Any) -> Hea
     monkeypatch.setattr(executor, "MAX_SLICE_S", 0.0)
     heard = place.start(of_three()[0], **how)
     state = place.executor._states["p"]
-    while not state.ending:
+    while not any(run.over for run in state.in_flight):
         place.next_call()()
     assert not heard.over
     return heard
