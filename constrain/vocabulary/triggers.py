@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import bisect
-from collections import deque
+import sys
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 FIRST_CONTROL = 256
@@ -11,6 +12,9 @@ FIRST_CONTROL = 256
 
 _BETWEEN = b"\xff"
 """No byte of UTF-8: it separates tokens, and no text that is looked for holds it."""
+
+_SYMBOL_BITS = 32
+"""Bits of a symbol in the key of a step."""
 
 Symbols = Sequence[int]
 
@@ -47,82 +51,123 @@ def runs(symbols: Symbols) -> Iterator[bytes | int]:
 
 
 class Triggers:
-    """Looks for several patterns at once (Aho-Corasick). States are numbers, 0 is the start; immutable."""
+    """Looks for several patterns at once (Aho-Corasick). States are numbers, 0 is the start; immutable.
+
+    Memory and the time to make it are linear in the patterns' symbols: a state keeps its depth, and the patterns that
+    begin with its text as a range of places in the sorted order.
+    """
 
     def __init__(self, patterns: Iterable[Symbols]) -> None:
         self.patterns = tuple(tuple(pattern) for pattern in patterns)
         if not all(self.patterns):
             raise ValueError("a pattern must not be empty")
-        self._steps: list[dict[int, int]] = [{}]
-        self._matched: list[tuple[int, ...]] = [()]
-        self._path: list[tuple[int, ...]] = [()]
-        for index, pattern in enumerate(self.patterns):
-            self._add(index, pattern)
+        self._order = sorted(range(len(self.patterns)), key=self.patterns.__getitem__)
+        self._steps: dict[int, int] = {}
+        self._depth, self._parent = array("i", [0]), array("i", [0])
+        self._first, self._last = array("i", [0]), array("i", [len(self._order) - 1])
+        self._ends: dict[int, tuple[int, ...]] = {}
+        for place, index in enumerate(self._order):
+            self._add(place, index)
+        self._fallback = array("i", bytes(4 * len(self._depth)))  # the longest shorter text that a state ends in
+        self._ending = array("i", bytes(4 * len(self._depth)))  # the longest pattern that a state ends in, as a state
         self._link()
 
     @property
     def num_states(self) -> int:
-        return len(self._steps)
+        return len(self._depth)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that it takes, about."""
+        num_symbols = sum(map(len, self.patterns))
+        numbers = 64 * len(self._steps) + 24 * self.num_states  # keys and values of the steps; six arrays
+        return 8 * num_symbols + 300 * len(self.patterns) + sys.getsizeof(self._steps) + numbers
 
     def step(self, state: int, symbol: int) -> int:
         """The state after one more symbol."""
-        return self._steps[state].get(symbol, 0)
+        child = self._steps.get(state << _SYMBOL_BITS | symbol)
+        while child is None and state:
+            state = self._fallback[state]
+            child = self._steps.get(state << _SYMBOL_BITS | symbol)
+        return child or 0
 
     def walk(self, state: int, symbols: Symbols) -> tuple[int, int]:
         """The state after `symbols`, or after the first of them that completes a pattern; and how many were read."""
-        steps, matched = self._steps, self._matched
+        ending = self._ending
         for count, symbol in enumerate(symbols, 1):
-            state = steps[state].get(symbol, 0)
-            if matched[state]:
+            state = self.step(state, symbol)
+            if ending[state]:
                 return state, count
         return state, len(symbols)
 
     def matched(self, state: int) -> tuple[int, ...]:
         """Returns the patterns that end here."""
-        return self._matched[state]
+        found: list[int] = []
+        end = self._ending[state]
+        while end:
+            found += self._ends[end]
+            end = self._ending[self._fallback[end]]
+        return tuple(found)
 
-    def rests(self, state: int) -> set[tuple[int, ...]]:
-        """Returns what completes a pattern that is begun at `state`; patterns that are not begun are left out."""
-        path = self._path[state]
+    def prefixes(self, symbols: Symbols) -> list[int]:
+        """Returns the patterns that `symbols` begin with, the shortest first."""
+        found: list[int] = []
+        state = 0
+        for symbol in symbols:
+            child = self._steps.get(state << _SYMBOL_BITS | symbol)
+            if child is None:
+                break
+            state = child
+            found += self._ends.get(state, ())
+        return found
+
+    def rests(self, state: int, below: int | None = None) -> set[tuple[int, ...]]:
+        """Returns what completes a pattern that is begun at `state`, where that is shorter than `below` symbols.
+
+        Patterns that are not begun are left out.
+        """
         return {
-            pattern[length:]
-            for pattern in self.patterns
-            for length in range(1, min(len(path) + 1, len(pattern)))
-            if path[-length:] == pattern[:length]
+            self.patterns[index][depth:]
+            for depth, indexes in self._begun(state)
+            for index in indexes
+            if len(self.patterns[index]) - depth > 0 and (below is None or len(self.patterns[index]) - depth < below)
         }
 
     def rest(self, state: int, index: int) -> tuple[int, ...]:
         """The shortest text that completes pattern `index`."""
-        path, pattern = self._path[state], self.patterns[index]
-        lengths = range(min(len(path), len(pattern) - 1), 0, -1)
-        done = next((length for length in lengths if path[-length:] == pattern[:length]), 0)
-        return pattern[done:]
+        pattern = self.patterns[index]
+        done = (depth for depth, indexes in self._begun(state) if depth < len(pattern) and index in indexes)
+        return pattern[next(done, 0) :]
 
-    def _add(self, index: int, pattern: tuple[int, ...]) -> None:
+    def _begun(self, state: int) -> Iterator[tuple[int, list[int]]]:
+        """Yields the lengths of the beginnings that `state` ends in, the longest first, and the patterns of each."""
+        while state:
+            yield self._depth[state], self._order[self._first[state] : self._last[state] + 1]
+            state = self._fallback[state]
+
+    def _add(self, place: int, index: int) -> None:
         state = 0
-        for length, symbol in enumerate(pattern, 1):
-            if symbol not in self._steps[state]:
-                self._steps[state][symbol] = len(self._steps)
-                self._steps.append({})
-                self._matched.append(())
-                self._path.append(pattern[:length])
-            state = self._steps[state][symbol]
-        self._matched[state] += (index,)
+        for depth, symbol in enumerate(self.patterns[index], 1):
+            key = state << _SYMBOL_BITS | symbol
+            child = self._steps.get(key)
+            if child is None:
+                child = self._steps[key] = len(self._depth)
+                self._depth.append(depth)
+                self._parent.append(state)
+                self._first.append(place)
+                self._last.append(place)
+            self._last[child] = place
+            state = child
+        self._ends[state] = (*self._ends.get(state, ()), index)
 
     def _link(self) -> None:
-        """Adds, breadth first, to each state the steps and matches of the longest shorter text that it ends in."""
-        shorter = [0] * len(self._steps)
-        waiting = deque([0])
-        while waiting:
-            state = waiting.popleft()
-            fallback = shorter[state]
-            own = dict(self._steps[state])
-            for symbol, child in own.items():
-                shorter[child] = self._steps[fallback].get(symbol, 0) if state else 0
-                self._matched[child] += self._matched[shorter[child]]
-                waiting.append(child)
-            if state:
-                self._steps[state] = {**self._steps[fallback], **own}
+        """Finds, the shorter ones first, where each state falls back to."""
+        for state in sorted(range(1, self.num_states), key=self._depth.__getitem__):
+            parent = self._parent[state]
+            if parent:
+                symbol = self.patterns[self._order[self._first[state]]][self._depth[state] - 1]
+                self._fallback[state] = self.step(self._fallback[parent], symbol)
+            self._ending[state] = state if state in self._ends else self._ending[self._fallback[state]]
 
 
 class TokenIndex:
@@ -134,6 +179,7 @@ class TokenIndex:
     def __init__(self, texts: Sequence[bytes | None]) -> None:
         self._ids = [token for token, text in enumerate(texts) if text]
         self._texts = [text for text in texts if text]
+        self._longest = max(map(len, self._texts), default=0)
         self._joined = _BETWEEN + _BETWEEN.join(self._texts)
         self._starts: list[int] = []
         start = 1
@@ -154,7 +200,7 @@ class TokenIndex:
 
     def crossing(self, triggers: Triggers, state: int) -> list[int]:
         """Tokens that complete at `state` a pattern that is begun there, and hold more after it."""
-        rests = [bytes(rest) for rest in triggers.rests(state) if max(rest) < FIRST_CONTROL]
+        rests = [bytes(rest) for rest in triggers.rests(state, self._longest) if max(rest) < FIRST_CONTROL]
         return list(dict.fromkeys(token for rest in rests for token in self.longer_than(rest)))
 
     def holding_any(self, triggers: Triggers) -> list[int]:

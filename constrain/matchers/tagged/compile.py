@@ -138,7 +138,13 @@ def _quoted(text: str) -> str:
 
 
 MAX_TAGS = 1_024
-MAX_MARK_LENGTH = 1_024
+MAX_MARK_BYTES = 1_024
+MAX_MARKS_BYTES = 65_536
+"""Bytes, as UTF-8, of all begins, ends and triggers: each byte is a state of the search for them."""
+MAX_GROUPED_TAGS = 4_096
+"""Tags in the grammars of all triggers: a tag is in each of them that may begin it."""
+MAX_REST_BYTES = 65_536
+"""Bytes of the rests of ends that are tried before a search."""
 MAX_SUSPECTS = 2_000
 """Tokens that hold a mark and more: each is tried by itself in a mask (12 us)."""
 
@@ -219,17 +225,25 @@ class _Compilation:
         """A section for each set of triggers that can appear at once: the tags that may follow there."""
         suspects = self._suspects(triggers, "/triggers") if leaves_to is not None else ()
         targets: dict[tuple[int, ...], int] = {}
+        followers: dict[int, list[int]] = {}
+        for index, begin in enumerate(self._begins):
+            for number in triggers.prefixes(begin):
+                followers.setdefault(number, []).append(index)
+        num_grouped = 0
         for pattern in triggers.patterns:
             state, _ = triggers.walk(0, pattern)
             matched = triggers.matched(state)
             if matched in targets:
                 continue
             source = Source(self._tokens, leaves=leaves_to is not None)
-            for index, tag in enumerate(self._spec.tags):
-                begin = self._begins[index]
-                for length in {len(triggers.patterns[number]) for number in matched}:
-                    if any(begin[:length] == triggers.patterns[number] for number in matched):
-                        source.add_tag(begin[length:], self._lowered[index], tag, leaves=leaves_to is not None)
+            tags = sorted((index, number) for number in matched for index in followers.get(number, ()))
+            num_grouped += len(tags)
+            if num_grouped > MAX_GROUPED_TAGS:
+                reason = f"more than {MAX_GROUPED_TAGS} tags follow the triggers, counted for each trigger that ends"
+                raise GrammarTooComplexError(f"{reason} another one", path="/triggers")
+            for index, number in tags:
+                begin = self._begins[index][len(triggers.patterns[number]) :]
+                source.add_tag(begin, self._lowered[index], self._spec.tags[index], leaves=leaves_to is not None)
             if source.empty:
                 raise GrammarError("no tag begins with the trigger", path="/triggers")
             targets[matched] = self._body(source, leaves_to, suspects=suspects)
@@ -323,8 +337,7 @@ class _TagCompleter(Completer):
         words: Iterable[str],
     ) -> None:
         super().__init__(tokens, json=json, names=names, words=words)
-        rests = {tuple(end[start:]): None for end in ends for start in range(len(end))}
-        self._rests = sorted((encode(tokens, rest) for rest in rests), key=len)
+        self._rests = sorted((encode(tokens, rest) for rest in _rests(ends)), key=len)
         self._known = sorted((encode(tokens, word) for word in known), key=len)
 
     def search(self, matcher: GrammarState, max_tokens: int, patience_s: float | None = None) -> list[int] | None:
@@ -338,6 +351,22 @@ class _TagCompleter(Completer):
         if found is None:
             found = next((word for word in self._known if self.completes(matcher, word)), None)
         return None if found is None or len(found) > max_tokens else list(found)
+
+
+def _rests(ends: Iterable[Symbols]) -> dict[Symbols, None]:
+    """The ends, and what may be left of them, the shorter ones first, up to `MAX_REST_BYTES`.
+
+    Within an end the grammar leaves no choice, so that a search finds the rests that are left out.
+    """
+    rests: dict[Symbols, None] = dict.fromkeys(map(tuple, ends))
+    left = MAX_REST_BYTES
+    for length in range(1, max(map(len, rests), default=0)):
+        shorter = dict.fromkeys(end[-length:] for end in rests if len(end) > length)
+        left -= length * len(shorter)
+        if left < 0:
+            break
+        rests |= shorter
+    return rests
 
 
 def _check(spec: Structural, tokens: TokenTable) -> None:
@@ -355,13 +384,21 @@ def _check(spec: Structural, tokens: TokenTable) -> None:
         _check_tag(index, tag, spec)
     if spec.reasoning_end is not None:
         marks["/reasoning_end"] = spec.reasoning_end
+    total = 0
     for path, mark in marks.items():
         if not mark and not path.endswith("/end") and (spec.free_text or not path.endswith("/begin")):
             raise GrammarError("the text is empty", path=path)
-        if "\0" in mark or len(mark) > MAX_MARK_LENGTH:
-            raise GrammarError(f"the text contains a NUL or more than {MAX_MARK_LENGTH} characters", path=path)
+        if "\0" in mark or len(mark) > MAX_MARK_BYTES:
+            raise GrammarError(f"the text contains a NUL or more than {MAX_MARK_BYTES:,} bytes", path=path)
         if any("\ud800" <= char <= "\udfff" for char in mark):
             raise GrammarError("the text contains a lone surrogate", path=path)
+        num_bytes = len(mark.encode())
+        if num_bytes > MAX_MARK_BYTES:
+            raise GrammarError(f"the text has {num_bytes:,} bytes, at most {MAX_MARK_BYTES:,} are allowed", path=path)
+        total += num_bytes
+        if total > MAX_MARKS_BYTES:
+            reason = f"begins, ends and triggers have more than {MAX_MARKS_BYTES:,} bytes together"
+            raise GrammarError(reason, path=path)
         if any(symbol - FIRST_CONTROL in tokens.eos_ids for symbol in to_symbols(mark, tokens.control)):
             raise GrammarError("the text contains a token that ends the sequence", path=path)
 

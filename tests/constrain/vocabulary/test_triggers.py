@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import hypothesis
 import hypothesis.strategies as st
 
@@ -45,3 +47,15 @@ def test_tokens_by_what_they_hold(texts: list[bytes | None], part: str) -> None:
 def test_control_tokens_are_symbols_of_their_own() -> None:
     control = {"<a>": 7, "<a>b": 9}
     assert to_symbols("x<a>b<a>é", control) == (120, FIRST_CONTROL + 9, FIRST_CONTROL + 7, *"é".encode())
+
+
+def test_memory_is_linear_in_what_is_looked_for() -> None:
+    patterns = [to_symbols(chr(0x4E00 + number) + 1_000 * "é", {}) for number in range(30)]
+    tracemalloc.start()
+    triggers = Triggers(patterns)
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert taken < 300 * sum(map(len, patterns))  # 18 MB; a copy of the text a state would take 500 MB
+    assert 0.3 * taken < triggers.num_bytes < 3 * taken
+    assert triggers.walk(0, patterns[7]) == (triggers.walk(0, patterns[7])[0], len(patterns[7]))
+    assert triggers.matched(triggers.walk(0, patterns[7])[0]) == (7,)

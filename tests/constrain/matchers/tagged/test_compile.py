@@ -327,6 +327,20 @@ def test_what_is_wrong_has_a_place(path: str, make_tokens: MakeTokens) -> None:
     assert str(caught.value).endswith(f"(at {path})")
 
 
+@pytest.mark.parametrize(
+    ("spec", "path"),
+    [
+        (Structural(AB, ("<", "é" * 513)), "/triggers/1"),
+        (Structural((*AB, Tag("<t>" + "é" * 511, NUMBER, ""))), "/tags/1/begin"),
+        (Structural((*AB, *(Tag(f"<t>{number:03}{'a' * 1_000}", NUMBER, "") for number in range(80)))), None),
+    ],
+)
+def test_marks_are_few_bytes(spec: Structural, path: str | None, make_tokens: MakeTokens) -> None:
+    with pytest.raises(GrammarError, match="bytes") as caught:
+        compiled(spec, make_tokens(0))
+    assert path is None or caught.value.path == path
+
+
 def test_what_too_many_tokens_hold_is_no_trigger(monkeypatch: pytest.MonkeyPatch, make_tokens: MakeTokens) -> None:
     monkeypatch.setattr(structural_grammar, "MAX_SUSPECTS", 5)
     for path, spec in (("/triggers", Structural(AB, ("<",))), ("/reasoning_end", Structural(reasoning_end="t"))):
