@@ -162,17 +162,43 @@ def _unique_items(validator: Validator, wanted: Any, value: Any, schema: object)
             yield ValidationError(f"{repr(value[:100])[:MAX_MESSAGE]} has non-unique elements")
 
 
-def _key(value: Any) -> Any:
-    """Returns a key that only equal values share: 1 is 1.0, but not true."""
+def _key(value: Any) -> str:
+    """Returns a text that only equal values share: 1 is 1.0, but not true.
+
+    Hashes of texts have a secret seed; those of numbers can be made to collide.
+    """
+    parts: list[str] = []
+    _write_key(value, parts)
+    return "".join(parts)
+
+
+def _write_key(value: Any, parts: list[str]) -> None:
     match value:
-        case bool():
-            return bool, value
         case list():
-            return list, tuple(map(_key, value))
+            parts.append("[")
+            for item in value:
+                _write_key(item, parts)
+                parts.append(",")
+            parts.append("]")
         case dict():
-            return dict, frozenset((name, _key(item)) for name, item in value.items())
+            parts.append("{")
+            for name in sorted(value):
+                parts.append(f"{json.dumps(name)}:")
+                _write_key(value[name], parts)
+                parts.append(",")
+            parts.append("}")
+        case int() | Decimal() if not isinstance(value, bool):
+            parts.append(_number_key(value))
         case _:
-            return value
+            parts.append(json.dumps(value))
+
+
+def _number_key(value: int | Decimal) -> str:
+    """The number with one digit before the point, no zeros at the end, and its exponent; exact."""
+    if not value:
+        return "0"
+    digits, _, exponent = format(Decimal(value), "E").partition("E")
+    return f"{digits.rstrip('0').rstrip('.') if '.' in digits else digits}E{exponent}"
 
 
 # Regular expressions

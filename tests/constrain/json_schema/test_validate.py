@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import socket
 import time
+from decimal import Decimal
 from typing import Any
 
 import pytest
 
 from bough.constrain import GrammarTooComplexError, InvalidSchemaError
-from bough.constrain.json_schema.validate import MAX_VIOLATIONS, compile_pattern, violations
+from bough.constrain.json_schema.validate import MAX_VIOLATIONS, _key, compile_pattern, violations
 
 
 def judge(schema: Any, text: str, **options: Any) -> list[tuple[str, str]]:
@@ -138,3 +139,31 @@ def test_a_pattern_takes_no_more_than_the_time_that_is_left(schema: Any) -> None
     with pytest.raises(GrammarTooComplexError, match="too long"):
         violations(json.dumps(schema), json.dumps({text: 1} if "Properties" in str(schema) else text), timeout_s=0.1)
     assert time.thread_time() - started < 0.5
+
+
+def test_keys_of_unique_items_are_equal_where_the_values_are() -> None:
+    numbers = ["0", "-0.0", "0e9", "1", "1.0", "10e-1", "100", "1e2", "1e5000", "1.5", "15e-1", "-1", "10"]
+    numbers += ["123456789012345678901234567890123456789", "123456789012345678901234567890123456788"]
+    texts = [*numbers, "true", "false", "null", '"1"', '"true"', "[1,2]", "[1.0,2]", "[12]", "[]", "[[]]", "{}"]
+    texts += ['{"a":1,"b":2}', '{"b":2.0,"a":1}', '{"a,b":1}', '["a","b"]', '["a,b"]']
+
+    def equal(a: Any, b: Any) -> bool:
+        if isinstance(a, bool) or isinstance(b, bool):
+            return a is b
+        if isinstance(a, list) and isinstance(b, list):
+            return len(a) == len(b) and all(map(equal, a, b))
+        if isinstance(a, dict) and isinstance(b, dict):
+            return a.keys() == b.keys() and all(equal(a[name], b[name]) for name in a)
+        return bool(a == b)
+
+    values = [json.loads(text, parse_float=Decimal) for text in texts]
+    for first, a in zip(texts, values, strict=True):
+        for second, b in zip(texts, values, strict=True):
+            assert (judge({"uniqueItems": True}, f"[{first},{second}]") == []) == (not equal(a, b)), (first, second)
+
+
+def test_keys_of_unique_items_cannot_be_made_to_collide() -> None:
+    numbers = [number * (2**61 - 1) for number in range(1, 2_001)]
+    assert len(set(map(hash, numbers))) == 1
+    for values in (numbers, [Decimal(number) for number in numbers], [[number] for number in numbers]):
+        assert len({hash(_key(value)) for value in values}) == len(values)
