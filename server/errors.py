@@ -166,7 +166,8 @@ def from_error_info(
     return answer
 
 
-_LOCATED = re.compile(r"(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?", re.DOTALL)
+_MAX_LOCATION = 1_000
+"""Characters at the end of a message that are searched for the path, which comes last."""
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 _BOUND = re.compile(r"Expected `(?P<kind>\w+)`(?P<length> of length)? (?P<relation>[<>]=?) ")
 _NOUNS = {"int": "integer", "float": "decimal", "str": "string", "array": "array", "object": "object"}
@@ -180,8 +181,7 @@ def from_decode_error(error: msgspec.DecodeError | UnicodeDecodeError | Recursio
         return ApiError(400, "invalid_json", "The body is not valid JSON in UTF-8.")
     if isinstance(error.__cause__, BoughError):
         return to_api_error(error.__cause__)
-    found = _LOCATED.fullmatch(str(error))
-    what, path = (cut(found["what"]), found["path"] or "") if found else (cut(str(error)), "")
+    what, path = _located(str(error))
     param = path.replace("[...]", "")
     if missing := _MISSING.fullmatch(what):
         param = f"{param}.{missing[1]}" if param else missing[1]
@@ -190,6 +190,16 @@ def from_decode_error(error: msgspec.DecodeError | UnicodeDecodeError | Recursio
         return ApiError(400, "invalid_json", f"{param}: the number is out of range.", param=param or None)
     code = _code_of(what)
     return ApiError(400, code, f"{param or 'body'}: {what[0].lower()}{what[1:]}", param=param or None)
+
+
+def _located(message: str) -> tuple[str, str]:
+    """Splits a message of msgspec into what is wrong, cut, and the path. It may quote a value of megabytes."""
+    tail = message[-_MAX_LOCATION:]
+    before, mark, place = tail.rpartition(" - at `")
+    place = place.removeprefix("key` in `")
+    if not mark or not place.startswith("$") or not place.endswith("`"):
+        return cut(message), ""
+    return cut(message[: len(message) - len(tail) + len(before)]), place[1:-1].removeprefix(".")
 
 
 def _code_of(what: str) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import msgspec
@@ -29,7 +30,7 @@ from bough.runtime.protocol.errors import (
 )
 from bough.runtime.protocol.sampling_params import SamplingParams
 from bough.server.config import ServerConfig
-from bough.server.errors import ApiError, ShuttingDownError, from_error_info, to_api_error
+from bough.server.errors import ApiError, ShuttingDownError, from_decode_error, from_error_info, to_api_error
 from bough.server.http.connection import Lifecycle
 from bough.server.http.keys import parse_keys
 from bough.server.openai.objects import ChatBody, CompletionBody
@@ -389,3 +390,22 @@ def test_a_deployed_program_is_refused_in_few_words(start: Start) -> None:
     refused("parameters", [{"name": "a", "default": f'"{LONG}', "schema": "{}"}])
     refused("parameters", [{"name": "a", "default": f'"{LONG}"', "schema": '{"enum": ["x"]}'}])
     refused("ops", [{"type": "text", "branch": 0, "parts": [{"type": "hole", "name": "a", "spec": LONG}]}])
+
+
+class Mode(msgspec.Struct):
+    kind: Literal["one", "two"]
+
+
+def test_the_path_of_a_refusal_is_the_last_and_is_found_without_reading_what_is_quoted() -> None:
+    def refusal(value: str) -> ApiError:
+        with pytest.raises(msgspec.ValidationError) as caught:
+            msgspec.json.decode(msgspec.json.encode({"kind": value}), type=Mode)
+        return from_decode_error(caught.value)
+
+    assert refusal("three").param == "kind"
+    assert refusal("three - at `$.other` - at `$.third`").param == "kind"
+    before = time.thread_time()
+    long = refusal(" - at" * 2_000_000)
+    assert time.thread_time() - before < 0.2  # a search from the front took more than this
+    assert long.param == "kind"
+    assert len(long.message) < 1_000
