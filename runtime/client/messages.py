@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import queue
 import socket
 import threading
@@ -22,6 +23,8 @@ from ..protocol.counters import EngineStats, ModelInfo
 from ..protocol.errors import ErrorInfo, RequestError
 from ..protocol.program import Program, ProgramEvent
 from ..protocol.request import Request, RequestOutput
+
+logger = logging.getLogger("bough.client")
 
 HEAD_BYTES = 8
 MAX_FRAME_BYTES = 1 << 30
@@ -217,6 +220,8 @@ class FrameWriter:
         if len(body) > MAX_FRAME_BYTES:
             raise RequestError(f"it has {len(body)} bytes, more than can be sent between processes")
         with self._sent:
+            if self._ended:
+                return
             self._num_bytes += HEAD_BYTES + len(body)
         self._queue.put(body)
 
@@ -249,11 +254,18 @@ class FrameWriter:
         self._thread.join(timeout=timeout_s)
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError):  # the peer is gone; the reader notices
+        try:
             self._send_all()
-        with self._sent:
-            self._ended = True
-            self._sent.notify_all()
+        except OSError:
+            pass  # the peer is gone; the reader notices
+        except BaseException:  # such as no memory: both ends are to see a broken link, not a silent one
+            logger.exception("messages to the other process cannot be sent any more")
+            with contextlib.suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)
+        finally:
+            with self._sent:
+                self._ended = True
+                self._sent.notify_all()
 
     def _send_all(self) -> None:
         numbers = itertools.count()

@@ -74,6 +74,29 @@ def test_a_writer_outlives_its_peer(pair: tuple[socket.socket, socket.socket]) -
     assert time.monotonic() - started < 2.0
 
 
+class OutOfMemory:
+    """A connection whose sends find no memory."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.shutdown = connection.shutdown
+
+    def sendall(self, data: bytes) -> None:
+        raise MemoryError
+
+
+def test_a_writer_that_fails_breaks_the_link(pair: tuple[socket.socket, socket.socket]) -> None:
+    near, far = pair
+    writer = FrameWriter(OutOfMemory(near))  # type: ignore[arg-type]
+    writer.put(Abort("1"))
+    far.settimeout(5.0)
+    assert far.recv(1) == b""
+    writer.wait_for_room()
+    writer.put(Abort("2"))  # lost, and not kept
+    writer.close()
+    assert writer._num_bytes <= 100
+    assert not writer._queue.qsize() > 1
+
+
 def test_who_says_much_waits_until_it_is_read(pair: tuple[socket.socket, socket.socket]) -> None:
     writer = FrameWriter(pair[0])
     said: list[int] = []
