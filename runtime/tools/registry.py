@@ -141,6 +141,7 @@ class ToolRunner:
         self._num_idle = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
+        self._stops = threading.Event()
         self._closed = False
 
     def start(
@@ -243,6 +244,7 @@ class ToolRunner:
             self._waiting.clear()
             self._changed.notify_all()
         if self._loop is not None and self._loop_thread is not None:
+            self._stops.set()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._loop_thread.join(timeout=2.0)
 
@@ -327,7 +329,10 @@ class ToolRunner:
 
     def _await(self, ticket: Ticket, result: Awaitable[str]) -> None:
         async def wait() -> str:
-            return await result
+            try:
+                return await result
+            except (SystemExit, KeyboardInterrupt) as error:  # a task would hand them on to the loop
+                raise ToolCallError(_failed(ticket.tool, error)) from error
 
         def ended(future: Future[str]) -> None:
             with self._changed:
@@ -363,7 +368,9 @@ class ToolRunner:
         with self._changed:
             if self._loop is None:
                 loop = asyncio.new_event_loop()
-                thread = threading.Thread(target=_serve, args=(loop,), name="bough-async-tools", daemon=True)
+                thread = threading.Thread(
+                    target=_serve, args=(loop, self._stops), name="bough-async-tools", daemon=True
+                )
                 try:
                     thread.start()
                 except RuntimeError:
@@ -387,9 +394,19 @@ def _close_unbegun(result: Awaitable[str]) -> None:
         result.close()
 
 
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    """Runs an event loop until it is stopped, and what is left in it to its end."""
-    loop.run_forever()
+def _ran(loop: asyncio.AbstractEventLoop) -> bool:
+    """Runs an event loop; false if a task ended it, not `stop`: what is queued on it is still there."""
+    try:
+        loop.run_forever()
+    except (SystemExit, KeyboardInterrupt):
+        return False
+    return True
+
+
+def _serve(loop: asyncio.AbstractEventLoop, stops: threading.Event) -> None:
+    """Runs an event loop until it is stopped, which `stops` says as well, and what is left in it to its end."""
+    while not _ran(loop) and not stops.is_set():
+        logger.error("a task that a tool began called sys.exit; the tools' loop goes on")
     if tasks := asyncio.all_tasks(loop):
         for task in tasks:
             task.cancel()

@@ -37,10 +37,10 @@ class PrivateTool:
     async def _awaited(self, result: Awaitable[str]) -> str:
         try:
             return await result
-        except Exception as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             raise self._told(error) from error
 
-    def _told(self, error: Exception) -> ToolCallError:
+    def _told(self, error: BaseException) -> ToolCallError:
         if isinstance(error, ToolCallError):
             return error
         incident = secrets.token_hex(6)

@@ -558,3 +558,34 @@ def test_too_many_calls_that_do_not_return_are_told_of_once(caplog: pytest.LogCa
     gate.set()
     wait_until(lambda: runner.num_abandoned == 0)
     runner.close()
+
+
+async def exits() -> str:
+    sys.exit(3)
+
+
+async def spawns_what_exits() -> str:
+    task = asyncio.ensure_future(exits())
+    await asyncio.sleep(0)
+    await asyncio.wait([task])
+    assert isinstance(task.exception(), SystemExit)
+    return "went on"
+
+
+@pytest.mark.parametrize(("tool", "outcome"), [(exits, None), (spawns_what_exits, "went on")])
+def test_a_coroutine_that_exits_leaves_the_loop_to_the_others(
+    tool: Callable[[], Awaitable[str]], outcome: str | None
+) -> None:
+    runner = ToolRunner()
+    outcomes, done = collect()
+    runner.start(Tool("exits", tool), {}, done)
+    wait_until(lambda: len(outcomes) == 1)
+    if outcome is None:
+        assert isinstance(outcomes[0], ErrorInfo)
+        assert outcomes[0].code == "tool_failed"
+    else:
+        assert outcomes == [outcome]
+    runner.start(Tool("later", later), {}, done)
+    wait_until(lambda: len(outcomes) == 2)
+    assert outcomes[1] == "later"
+    runner.close()
