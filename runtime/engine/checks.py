@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import msgspec
 
 from ...constrain import GrammarError
-from ...constrain.errors import cut
+from ...constrain.errors import CompileLateError, cut
 from ...constrain.json_text.parts import all_schemas
 from ...constrain.receipt import Finding, Receipt, Violation
 from ...constrain.spec import GrammarSpec
@@ -90,5 +90,8 @@ def _judge(finish: Finish, check: Future[list[Finding]], spec: GrammarSpec | Non
         return msgspec.structs.replace(finish, constraint=receipt)
     named_first = [found.violation for found in sorted(findings, key=lambda found: found.policy == "best_effort")]
     named = "; ".join(f"{cut(found.pointer) or '(the value)'}: {found.message}" for found in named_first[:MAX_NAMED])
-    info = ErrorInfo(code="constraint_violated", message=f"the value violates its constraint: {named}")
+    if isinstance(error, CompileLateError):  # which says nothing of the value
+        info = ErrorInfo(code="engine_overloaded", message=f"the value could not be checked in time: {error}")
+    else:
+        info = ErrorInfo(code="constraint_violated", message=f"the value violates its constraint: {named}")
     return msgspec.structs.replace(finish, reason="error", matched=None, error=info, constraint=receipt)

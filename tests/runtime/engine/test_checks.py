@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bough.constrain import GrammarError, Regex
+from bough.constrain.errors import CompileLateError
 from bough.constrain.receipt import Finding, Policy, Receipt, Violation
 from bough.constrain.spec import GrammarSpec, JsonSchema, Structural, Tag
 from bough.runtime.engine.engine import Engine
@@ -110,15 +111,23 @@ def test_best_effort_tells_of_violations() -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("error", [GrammarError("too slow"), RuntimeError("broken")], ids=["refused", "failed"])
-def test_what_cannot_be_checked_is_not_let_through(error: Exception) -> None:
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (GrammarError("too slow"), "constraint_violated"),
+        (RuntimeError("broken"), "constraint_violated"),
+        (CompileLateError("too slow"), "engine_overloaded"),
+    ],
+    ids=["refused", "failed", "late"],
+)
+def test_what_cannot_be_checked_is_not_let_through(error: Exception, code: str) -> None:
     engine, _ = fake_engine()
     judge, heard = Judge(engine), start(engine)
     run(engine)
     judge.asked[0][2].set_exception(error)
     run(engine)
     finish = end(heard)
-    assert finish.reason == "error" and finish.error is not None and finish.error.code == "constraint_violated"
+    assert finish.reason == "error" and finish.error is not None and finish.error.code == code
     assert ("too slow" in finish.error.message) == isinstance(error, GrammarError)
     engine.close()
 
