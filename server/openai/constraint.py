@@ -50,10 +50,18 @@ def to_constraint(body: GenerationBody, toolbox: Toolbox | None = None) -> Const
     if toolbox.form is not None:
         return _in_form(body, toolbox, toolbox.form, own)
     if toolbox.mode == "required":  # the whole output is a call; a response format is for messages
-        return Constraint(_under(body, _in_order(call_schema(toolbox))), "tools")
+        return _in_schema(body, toolbox, None, "tools")
     if own.grammar is None or own.grammar.schema == ANY_OBJECT.schema:  # which a call is, too
         return own
-    return Constraint(_under(body, _in_order(call_schema(toolbox, other=own.grammar.schema))), own.param)
+    return _in_schema(body, toolbox, own.grammar.schema, own.param)
+
+
+def _in_schema(body: GenerationBody, toolbox: Toolbox, other: str | None, param: str) -> Constraint:
+    """Constrains the whole output to a call, or to what `other` describes; `param` is who asked for it."""
+    try:
+        return Constraint(_under(body, _in_order(call_schema(toolbox, other=other))), param)
+    except RecursionError as error:  # within what no keyword reads, which the checks of schemas leave alone
+        raise invalid(param, "the schema is nested too deeply", code="grammar_too_complex") from error
 
 
 def _in_form(body: GenerationBody, toolbox: Toolbox, form: CallForm, own: Constraint) -> Constraint:

@@ -302,6 +302,20 @@ def test_what_is_no_schema_is_refused_by_the_tools_place(
     assert server.engine.asked == []
 
 
+@pytest.mark.parametrize(("extra", "param"), [({"tool_choice": "required"}, "tools"), ({}, "response_format")])
+def test_what_no_keyword_reads_may_not_be_nested_without_end(
+    server: Running, extra: dict[str, str], param: str
+) -> None:
+    deep = {"type": "object", "x": json.loads("[" * 700 + "]" * 700)}
+    schema = {"name": "s", "schema": deep}
+    body = {"model": "m", "messages": HI, "tools": [json.loads(tool(json.dumps(deep)))], **extra}
+    body |= {} if extra else {"response_format": {"type": "json_schema", "json_schema": schema}}
+    answer = server.http().post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["code"] == "grammar_too_complex"
+    assert answer.json()["error"]["param"].startswith(param)
+
+
 def test_the_schemas_of_all_tools_have_one_limit(server: Running) -> None:
     tools = [json.loads(tool(json.dumps({"title": "x" * 300_000}), f"f{index}")) for index in range(4)]
     answer = server.http().post("/v1/chat/completions", json={"model": "m", "messages": HI, "tools": tools})
