@@ -325,15 +325,39 @@ def kind_of(value: Any) -> str:
     return _KIND_OF.get(type(value), "null")
 
 
-def value_key(value: Any) -> str:
-    """Equal for values that JSON Schema calls equal: 1 and 1.0 are, 1 and true are not, key order is nothing."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
+def _number_key(value: float) -> str:
+    return json.dumps(int(value) if isinstance(value, float) and value.is_integer() else value)
+
+
+def value_key(value: Any, number_key: Callable[[Any], str] = _number_key) -> str:
+    """Equal for values that JSON Schema calls equal: 1 and 1.0 are, 1 and true are not, key order is nothing.
+
+    `number_key` writes the numbers. A text, since numbers can be chosen so that their hashes collide.
+    """
+    parts: list[str] = []
+    _write_key(value, number_key, parts)
+    return "".join(parts)
+
+
+def _write_key(value: Any, number_key: Callable[[Any], str], parts: list[str]) -> None:
+    """Into one list for all levels: texts within texts would be copied at each."""
     if isinstance(value, list):
-        return "[" + ",".join(map(value_key, value)) + "]"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{json.dumps(name)}:{value_key(value[name])}" for name in sorted(value)) + "}"
-    return json.dumps(value)
+        parts.append("[")
+        for item in value:
+            _write_key(item, number_key, parts)
+            parts.append(",")
+        parts.append("]")
+    elif isinstance(value, dict):
+        parts.append("{")
+        for name in sorted(value):
+            parts.append(f"{json.dumps(name)}:")
+            _write_key(value[name], number_key, parts)
+            parts.append(",")
+        parts.append("}")
+    elif value is None or isinstance(value, bool | str):
+        parts.append(json.dumps(value))
+    else:
+        parts.append(number_key(value))
 
 
 def values_of(schema: dict[str, Any]) -> list[Any] | None:

@@ -22,7 +22,7 @@ from referencing.exceptions import Unresolvable
 
 from ..errors import GrammarTooComplexError, InvalidSchemaError, UnsupportedKeywordError, cut, quoted
 from ..receipt import Violation
-from .parse import pointer_to
+from .parse import pointer_to, value_key
 
 MAX_VIOLATIONS = 20
 MAX_MESSAGE = 300
@@ -157,43 +157,12 @@ def _multiple_of(validator: Validator, divisor: int | Decimal, value: Any, schem
 
 def _unique_items(validator: Validator, wanted: Any, value: Any, schema: object) -> Iterator[ValidationError]:
     if wanted and validator.is_type(value, "array"):
-        keys = set(map(_key, value))
+        keys = {value_key(item, _exact_key) for item in value}
         if len(keys) < len(value):
             yield ValidationError(f"{repr(value[:100])[:MAX_MESSAGE]} has non-unique elements")
 
 
-def _key(value: Any) -> str:
-    """Returns a text that only equal values share: 1 is 1.0, but not true.
-
-    Hashes of texts have a secret seed; those of numbers can be made to collide.
-    """
-    parts: list[str] = []
-    _write_key(value, parts)
-    return "".join(parts)
-
-
-def _write_key(value: Any, parts: list[str]) -> None:
-    match value:
-        case list():
-            parts.append("[")
-            for item in value:
-                _write_key(item, parts)
-                parts.append(",")
-            parts.append("]")
-        case dict():
-            parts.append("{")
-            for name in sorted(value):
-                parts.append(f"{json.dumps(name)}:")
-                _write_key(value[name], parts)
-                parts.append(",")
-            parts.append("}")
-        case int() | Decimal() if not isinstance(value, bool):
-            parts.append(_number_key(value))
-        case _:
-            parts.append(json.dumps(value))
-
-
-def _number_key(value: int | Decimal) -> str:
+def _exact_key(value: int | Decimal) -> str:
     """The number with one digit before the point, no zeros at the end, and its exponent; exact."""
     if not value:
         return "0"

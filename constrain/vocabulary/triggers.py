@@ -63,14 +63,15 @@ class Triggers:
             raise ValueError("a pattern must not be empty")
         self._order = sorted(range(len(self.patterns)), key=self.patterns.__getitem__)
         self._steps: dict[int, int] = {}
-        self._depth, self._parent = array("i", [0]), array("i", [0])
+        self._depth = array("i", [0])
         self._first, self._last = array("i", [0]), array("i", [len(self._order) - 1])
         self._ends: dict[int, tuple[int, ...]] = {}
+        parents = [0]
         for place, index in enumerate(self._order):
-            self._add(place, index)
+            self._add(place, index, parents)
         self._fallback = array("i", bytes(4 * len(self._depth)))  # the longest shorter text that a state ends in
         self._ending = array("i", bytes(4 * len(self._depth)))  # the longest pattern that a state ends in, as a state
-        self._link()
+        self._link(parents)
 
     @property
     def num_states(self) -> int:
@@ -80,7 +81,7 @@ class Triggers:
     def num_bytes(self) -> int:
         """Bytes that it takes, about."""
         num_symbols = sum(map(len, self.patterns))
-        numbers = 64 * len(self._steps) + 24 * self.num_states  # keys and values of the steps; six arrays
+        numbers = 64 * len(self._steps) + 20 * self.num_states  # keys and values of the steps; five arrays
         return 8 * num_symbols + 300 * len(self.patterns) + sys.getsizeof(self._steps) + numbers
 
     def step(self, state: int, symbol: int) -> int:
@@ -130,7 +131,7 @@ class Triggers:
             self.patterns[index][depth:]
             for depth, indexes in self._begun(state)
             for index in indexes
-            if len(self.patterns[index]) - depth > 0 and (below is None or len(self.patterns[index]) - depth < below)
+            if depth < len(self.patterns[index]) and (below is None or len(self.patterns[index]) < depth + below)
         }
 
     def rest(self, state: int, index: int) -> tuple[int, ...]:
@@ -145,7 +146,7 @@ class Triggers:
             yield self._depth[state], self._order[self._first[state] : self._last[state] + 1]
             state = self._fallback[state]
 
-    def _add(self, place: int, index: int) -> None:
+    def _add(self, place: int, index: int, parents: list[int]) -> None:
         state = 0
         for depth, symbol in enumerate(self.patterns[index], 1):
             key = state << _SYMBOL_BITS | symbol
@@ -153,17 +154,17 @@ class Triggers:
             if child is None:
                 child = self._steps[key] = len(self._depth)
                 self._depth.append(depth)
-                self._parent.append(state)
+                parents.append(state)
                 self._first.append(place)
                 self._last.append(place)
             self._last[child] = place
             state = child
         self._ends[state] = (*self._ends.get(state, ()), index)
 
-    def _link(self) -> None:
+    def _link(self, parents: Sequence[int]) -> None:
         """Finds, the shorter ones first, where each state falls back to."""
         for state in sorted(range(1, self.num_states), key=self._depth.__getitem__):
-            parent = self._parent[state]
+            parent = parents[state]
             if parent:
                 symbol = self.patterns[self._order[self._first[state]]][self._depth[state] - 1]
                 self._fallback[state] = self.step(self._fallback[parent], symbol)

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol
 
 from ..protocol.errors import EngineStoppedError, ErrorInfo, OverloadedError, RequestError
@@ -141,7 +142,6 @@ class ToolRunner:
         self._num_idle = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
-        self._stops = threading.Event()
         self._closed = False
 
     def start(
@@ -244,7 +244,6 @@ class ToolRunner:
             self._waiting.clear()
             self._changed.notify_all()
         if self._loop is not None and self._loop_thread is not None:
-            self._stops.set()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._loop_thread.join(timeout=2.0)
 
@@ -368,9 +367,8 @@ class ToolRunner:
         with self._changed:
             if self._loop is None:
                 loop = asyncio.new_event_loop()
-                thread = threading.Thread(
-                    target=_serve, args=(loop, self._stops), name="bough-async-tools", daemon=True
-                )
+                serve = partial(_serve, loop, lambda: self._closed)
+                thread = threading.Thread(target=serve, name="bough-async-tools", daemon=True)
                 try:
                     thread.start()
                 except RuntimeError:
@@ -403,9 +401,9 @@ def _ran(loop: asyncio.AbstractEventLoop) -> bool:
     return True
 
 
-def _serve(loop: asyncio.AbstractEventLoop, stops: threading.Event) -> None:
-    """Runs an event loop until it is stopped, which `stops` says as well, and what is left in it to its end."""
-    while not _ran(loop) and not stops.is_set():
+def _serve(loop: asyncio.AbstractEventLoop, closed: Callable[[], bool]) -> None:
+    """Runs an event loop until it is stopped, once `closed`, and what is left in it to its end."""
+    while not _ran(loop) and not closed():
         logger.error("a task that a tool began called sys.exit; the tools' loop goes on")
     if tasks := asyncio.all_tasks(loop):
         for task in tasks:

@@ -358,10 +358,11 @@ def _rests(ends: Iterable[Symbols]) -> dict[Symbols, None]:
 
     Within an end the grammar leaves no choice, so that a search finds the rests that are left out.
     """
-    rests: dict[Symbols, None] = dict.fromkeys(map(tuple, ends))
+    whole: list[Symbols] = [tuple(end) for end in ends]
+    rests: dict[Symbols, None] = dict.fromkeys(whole)
     left = MAX_REST_BYTES
-    for length in range(1, max(map(len, rests), default=0)):
-        shorter = dict.fromkeys(end[-length:] for end in rests if len(end) > length)
+    for length in range(1, max(map(len, whole), default=0)):
+        shorter = dict.fromkeys(end[-length:] for end in whole if len(end) > length)
         left -= length * len(shorter)
         if left < 0:
             break
@@ -388,11 +389,12 @@ def _check(spec: Structural, tokens: TokenTable) -> None:
     for path, mark in marks.items():
         if not mark and not path.endswith("/end") and (spec.free_text or not path.endswith("/begin")):
             raise GrammarError("the text is empty", path=path)
-        if "\0" in mark or len(mark) > MAX_MARK_BYTES:
-            raise GrammarError(f"the text contains a NUL or more than {MAX_MARK_BYTES:,} bytes", path=path)
-        if any("\ud800" <= char <= "\udfff" for char in mark):
-            raise GrammarError("the text contains a lone surrogate", path=path)
-        num_bytes = len(mark.encode())
+        if "\0" in mark:
+            raise GrammarError("the text contains a NUL", path=path)
+        try:
+            num_bytes = len(mark.encode())
+        except UnicodeEncodeError:
+            raise GrammarError("the text contains a lone surrogate", path=path) from None
         if num_bytes > MAX_MARK_BYTES:
             raise GrammarError(f"the text has {num_bytes:,} bytes, at most {MAX_MARK_BYTES:,} are allowed", path=path)
         total += num_bytes

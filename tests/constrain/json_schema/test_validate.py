@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from bough.constrain import GrammarTooComplexError, InvalidSchemaError
-from bough.constrain.json_schema.validate import MAX_VIOLATIONS, _key, compile_pattern, violations
+from bough.constrain.json_schema.parse import value_key
+from bough.constrain.json_schema.validate import MAX_VIOLATIONS, _exact_key, compile_pattern, violations
 
 
 def judge(schema: Any, text: str, **options: Any) -> list[tuple[str, str]]:
@@ -166,4 +167,4 @@ def test_keys_of_unique_items_cannot_be_made_to_collide() -> None:
     numbers = [number * (2**61 - 1) for number in range(1, 2_001)]
     assert len(set(map(hash, numbers))) == 1
     for values in (numbers, [Decimal(number) for number in numbers], [[number] for number in numbers]):
-        assert len({hash(_key(value)) for value in values}) == len(values)
+        assert len({hash(value_key(value, _exact_key)) for value in values}) == len(values)
