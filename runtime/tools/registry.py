@@ -34,6 +34,9 @@ stopped from outside. A client may occupy as many threads, with such calls or ot
 MAX_ASYNC = 16384
 """Calls that are awaited; shared like those that wait."""
 
+EXITS = (SystemExit, KeyboardInterrupt)
+"""What no `except Exception` holds, and would end the event loop of all tools."""
+
 MAX_TOOLS = 256
 DEFAULT_TIMEOUT_S = 60.0
 
@@ -330,7 +333,7 @@ class ToolRunner:
         async def wait() -> str:
             try:
                 return await result
-            except (SystemExit, KeyboardInterrupt) as error:  # a task would hand them on to the loop
+            except EXITS as error:  # a task would hand them on to the loop
                 raise ToolCallError(_failed(ticket.tool, error)) from error
 
         def ended(future: Future[str]) -> None:
@@ -396,7 +399,7 @@ def _ran(loop: asyncio.AbstractEventLoop) -> bool:
     """Runs an event loop; false if a task ended it, not `stop`: what is queued on it is still there."""
     try:
         loop.run_forever()
-    except (SystemExit, KeyboardInterrupt):
+    except EXITS:
         return False
     return True
 

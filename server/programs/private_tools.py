@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 from ...runtime.protocol.errors import ErrorInfo
-from ...runtime.tools.registry import ToolCall, ToolCallError
+from ...runtime.tools.registry import EXITS, ToolCall, ToolCallError
 
 logger = logging.getLogger("bough.server")
 
@@ -30,14 +30,14 @@ class PrivateTool:
     def call(self, arguments: dict[str, Any]) -> str | Awaitable[str]:
         try:
             result = self._tool.call(arguments)
-        except Exception as error:
+        except (Exception, *EXITS) as error:
             raise self._told(error) from error
         return result if isinstance(result, str) else self._awaited(result)
 
     async def _awaited(self, result: Awaitable[str]) -> str:
         try:
             return await result
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
+        except (Exception, *EXITS) as error:
             raise self._told(error) from error
 
     def _told(self, error: BaseException) -> ToolCallError:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
+from concurrent.futures import Future
 
 import pytest
 
 from bough.lang.tools.tool import tool
 from bough.runtime.protocol.errors import ErrorInfo
-from bough.runtime.tools.registry import ToolCallError
+from bough.runtime.tools.registry import ToolCallError, ToolRunner
 from bough.server.programs.private_tools import PrivateTool
 
 
@@ -20,6 +22,8 @@ def query(text: str) -> str:
         return "rows"
     if text == "purpose":
         raise ToolCallError(ErrorInfo(code="tool_failed", message="the city is unknown", param="query"))
+    if text == "exit":
+        sys.exit("hunter2 is no password")
     raise ConnectionError("postgres://root:hunter2@10.0.0.7/people")
 
 
@@ -56,6 +60,20 @@ def test_a_failure_is_told_by_its_class(kind: PrivateTool, caplog: pytest.LogCap
     assert "hunter2" in caplog.text
     with pytest.raises(ToolCallError, match="the city is unknown"):
         call(kind, "purpose")
+
+
+@pytest.mark.parametrize("kind", [PrivateTool(query), PrivateTool(later)], ids=lambda kind: kind.name)
+def test_so_is_an_exit(kind: PrivateTool, caplog: pytest.LogCaptureFixture) -> None:
+    runner = ToolRunner()
+    told: Future[str | ErrorInfo] = Future()
+    runner.start(kind, {"text": "exit"}, told.set_result)
+    info = told.result(timeout=5.0)
+    runner.close()
+    assert isinstance(info, ErrorInfo)
+    assert (info.code, info.param) == ("tool_failed", kind.name)
+    assert "SystemExit" in info.message
+    assert "hunter2" not in info.message
+    assert "hunter2" in caplog.text
 
 
 def test_all_else_is_the_tools() -> None:
