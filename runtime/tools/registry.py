@@ -35,7 +35,7 @@ MAX_ASYNC = 16384
 """Calls that are awaited; shared like those that wait."""
 
 EXITS = (SystemExit, KeyboardInterrupt)
-"""What no `except Exception` holds, and would end the event loop of all tools."""
+"""Errors that pass `except Exception`, and would end the event loop of all async tools."""
 
 MAX_TOOLS = 256
 DEFAULT_TIMEOUT_S = 60.0
