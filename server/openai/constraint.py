@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from ...constrain.context_free.gbnf import is_gbnf
-from ...constrain.errors import cut
+from ...constrain.errors import GrammarTooComplexError, cut
 from ...constrain.json_schema.parse import MAX_SCHEMA_BYTES
 from ...constrain.spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural, Tag
 from ...constrain.workers.decoders import json_decoder
@@ -60,7 +60,7 @@ def _in_schema(body: GenerationBody, toolbox: Toolbox, other: str | None, param:
     """Constrains the whole output to a call, or to what `other` describes; `param` is who asked for it."""
     try:
         return Constraint(_under(body, _in_order(call_schema(toolbox, other=other))), param)
-    except RecursionError as error:  # within what no keyword reads, which the checks of schemas leave alone
+    except (GrammarTooComplexError, RecursionError) as error:  # the latter in values, such as a `const`
         raise invalid(param, "the schema is nested too deeply", code="grammar_too_complex") from error
 
 

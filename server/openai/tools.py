@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from ...constrain.errors import GrammarError, quoted
+from ...constrain.errors import GrammarError, GrammarTooComplexError, quoted
 from ...constrain.json_schema.parse import MAX_SCHEMA_BYTES, parse_schema
 from ...runtime.tools.forms import CallForm
 from ..errors import invalid
@@ -118,7 +118,11 @@ def to_template(toolbox: Toolbox) -> list[dict[str, Any]]:
 
 
 def call_schema(toolbox: Toolbox, *, other: str | None = None) -> str:
-    """The JSON Schema of a call to one of the functions, or (with `other`, a schema's text) of that."""
+    """The JSON Schema of a call to one of the functions, or (with `other`, a schema's text) of that.
+
+    Raises:
+        GrammarTooComplexError: one of the schemas is nested too deeply.
+    """
     definitions: dict[str, Any] = {}
     branches: list[dict[str, Any]] = []
     if other is not None:
@@ -150,13 +154,19 @@ def _parameters(function: FunctionDefinition) -> str:
     return _NO_PARAMETERS if text == "null" else text
 
 
-def _rebased(schema: Any, base: str) -> Any:
+def _rebased(schema: Any, base: str, depth: int = 0) -> Any:
     """A schema that was a document of its own, with its references changed for its new place.
 
     Those below an `$id` count from there, wherever that is.
+
+    Raises:
+        GrammarTooComplexError: it is nested more than MAX_NESTING deep, if only in what no keyword reads.
     """
+    if depth > MAX_NESTING:
+        raise GrammarTooComplexError("the schema is nested too deeply")
+    depth += 1
     if isinstance(schema, list):
-        return [_rebased(item, base) for item in schema]
+        return [_rebased(item, base, depth) for item in schema]
     if not isinstance(schema, dict):
         return schema
     identifier = schema.get("$id")
@@ -165,15 +175,18 @@ def _rebased(schema: Any, base: str) -> Any:
     moved: dict[str, Any] = {}
     for key, value in schema.items():
         if key in _MAPS and isinstance(value, dict):
-            moved[key] = {name: _rebased(item, base) for name, item in value.items()}
+            moved[key] = {name: _rebased(item, base, depth) for name, item in value.items()}
         elif key in ("$ref", "$dynamicRef") and isinstance(value, str) and (value == "#" or value.startswith("#/")):
             moved[key] = base + value[1:]
         elif key in ("const", "enum", "default", "examples", "dependentRequired"):
             moved[key] = value
         elif key != "$schema":
-            moved[key] = _rebased(value, base)
+            moved[key] = _rebased(value, base, depth)
     return moved
 
+
+MAX_NESTING = 256
+"""Levels of a schema's JSON. Keywords are read to fewer (`parse_schema`)."""
 
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"})
 """Keywords with schemas by names that are the client's own."""

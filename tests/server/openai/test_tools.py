@@ -306,7 +306,7 @@ def test_what_is_no_schema_is_refused_by_the_tools_place(
 def test_what_no_keyword_reads_may_not_be_nested_without_end(
     server: Running, extra: dict[str, str], param: str
 ) -> None:
-    deep = {"type": "object", "x": json.loads("[" * 700 + "]" * 700)}
+    deep = {"type": "object", "x": json.loads("[" * 300 + "]" * 300)}
     schema = {"name": "s", "schema": deep}
     body = {"model": "m", "messages": HI, "tools": [json.loads(tool(json.dumps(deep)))], **extra}
     body |= {} if extra else {"response_format": {"type": "json_schema", "json_schema": schema}}
