@@ -182,7 +182,9 @@ class GrammarCompiler:
                 self._service.processes.start_ahead()
             turn.prepare(lambda: self.tokens.tokenizer)
         try:
-            grammar = compile_grammar(spec, self.tokens, lambda part: _lower_elsewhere(part, turn))
+            grammar = compile_grammar(
+                spec, self.tokens, lambda part: _lower_elsewhere(part, turn), turn.yield_to_others
+            )
             return grammar if grammar.tabulation is None else self._tables.at_once(grammar, grammar.tabulation)
         except (GrammarTooComplexError, UnsupportedKeywordError):
             if not isinstance(spec, JsonSchema) or spec.policy != "best_effort":
@@ -242,13 +244,19 @@ def _needs_process(spec: GrammarSpec) -> bool:
 
 
 def compile_grammar(
-    spec: GrammarSpec, tokens: TokenTable, lower_part: Callable[[PlainSpec], Lowered] | None = None
+    spec: GrammarSpec,
+    tokens: TokenTable,
+    lower_part: Callable[[PlainSpec], Lowered] | None = None,
+    between_parts: Callable[[], None] = lambda: None,
 ) -> Grammar:
-    """Compiles `spec` here and now; `lower_part` writes it, or each part of it, as a grammar. Raises GrammarError."""
+    """Compiles `spec` here and now; `lower_part` writes it, or each part of it, as a grammar. Raises GrammarError.
+
+    `between_parts` is called between parts that take a while, and may end the compilation by raising.
+    """
     lower_part = lower_part or lower
     try:
         if isinstance(spec, Structural):
-            return compile_structural(spec, tokens, lower_part)
+            return compile_structural(spec, tokens, lower_part, between_parts)
         return _compile_lowered(spec, lower_part(spec), tokens)
     except RecursionError:
         raise GrammarTooComplexError("the constraint is nested too deeply") from None

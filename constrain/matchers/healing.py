@@ -245,9 +245,9 @@ class Healing(Matcher):
         self._taken.append(_Mark(token, num_bytes, num_fed))
         return token
 
-    def forced_tokens(self) -> list[int]:
+    def forced_tokens(self, patience_s: float | None = None) -> list[int]:
         """The tokens that are forced next; before the end of the prefix there is mostly a choice."""
-        return self.inner.forced_tokens() if self.over and self.inner is not None else []
+        return self.inner.forced_tokens(patience_s) if self.over and self.inner is not None else []
 
     def rollback(self, num_tokens: int) -> None:
         """Takes back the last `num_tokens` accepted tokens; ends of sequence do not count."""

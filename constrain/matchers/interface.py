@@ -107,8 +107,12 @@ class Matcher(Protocol):
         """Takes note that no way to the end fits into the budget: `accept` looks for none any more."""
         return
 
-    def forced_tokens(self) -> list[int]:
-        """The tokens that the grammar forces next, in the model's own tokenisation; empty if there is a choice."""
+    def forced_tokens(self, patience_s: float | None = None) -> list[int]:
+        """The tokens that the grammar forces next, in the model's own tokenisation; empty if there is a choice.
+
+        Of a long text the first tokens alone: some `MAX_FORCED_BYTES`. Empty as well where another generation's step
+        holds the grammar's lexer for longer than `patience_s` (None: it is waited for).
+        """
 
     def rollback(self, num_tokens: int) -> None:
         """Takes back the last `num_tokens` accepted tokens; ends of sequence do not count."""

@@ -15,7 +15,7 @@ from ..errors import MatcherError, SearchLateError, StepTooComplexError
 from ..json_text.reader import READER, START, Scan, closing
 from ..lowered import Lowered
 from ..receipt import Receipt
-from ..vocabulary.token_table import TokenTable
+from ..vocabulary.token_table import MAX_FORCED_BYTES, TokenTable
 from ..vocabulary.vocabulary import MaskRow
 from .completion import Completer
 from .interface import Grammar, GrammarState, Int32, Matcher, Tabulation
@@ -150,10 +150,14 @@ class TokenMatcher(Matcher):
         for _ in range(MAX_LEXERS):
             self._ensure_lexer()
             with self._lexer.lock:
-                self.state.unsafe_compute_mask_ptr(address, out.nbytes)
+                forced = self._long_forced_text()
+                if not forced:
+                    self.state.unsafe_compute_mask_ptr(address, out.nbytes)
                 failed = self._lexer.notices_failure(self.state)
             self._masked_at = len(self._taken)
             if not failed:
+                if forced:
+                    out[:] = tokens.single(tokens.encode_beginning(forced)[0])
                 self.check(out)
                 return
         raise StepTooComplexError(_TOO_COMPLEX)
@@ -163,6 +167,10 @@ class TokenMatcher(Matcher):
         if self.grammar.fragile or self._lexer.failed:
             drafts = ()
         if not drafts or self.closed or not isinstance(self.state, LLMatcher):
+            return super().fill_along(drafts, out)
+        with self._lexer.lock:
+            is_long = bool(self._long_forced_text())
+        if is_long:
             return super().fill_along(drafts, out)
         # All rows in one call without the interpreter lock, by a copy: see `GrammarState`.
         state, tokens = self.state.deep_copy(), list(drafts)
@@ -226,13 +234,22 @@ class TokenMatcher(Matcher):
         """Takes note that there is no way to the end within the budget: none is sought any more."""
         self._witness, self._next_search = None, -math.inf
 
-    def forced_tokens(self) -> list[int]:
+    def forced_tokens(self, patience_s: float | None = None) -> list[int]:
         """The tokens that the grammar forces next."""
         if self._closing is not None:
             return list(self._closing)
-        with self._lexer.lock:
-            stopped = self._lexer.failed or self.state.is_stopped()
-            return [] if stopped else list(self.state.compute_ff_tokens())
+        if not self._holds_lexer(patience_s):
+            return []
+        try:
+            if self._lexer.failed or self.state.is_stopped():
+                return []
+            text = self._long_forced_text()
+            forced = [] if text else list(self.state.compute_ff_tokens())
+            if self._lexer.notices_failure(self.state):
+                return []
+        finally:
+            self._lexer.lock.release()
+        return self.grammar.tokens.encode_beginning(text) if text else forced
 
     def rollback(self, num_tokens: int) -> None:
         """Takes back the last `num_tokens` accepted tokens; ends of sequence do not count."""
@@ -269,7 +286,7 @@ class TokenMatcher(Matcher):
         return other
 
     def _take(self, token: int, patience_s: float | None = None) -> None:
-        if not self._lexer.lock.acquire(timeout=-1 if patience_s is None else min(patience_s, threading.TIMEOUT_MAX)):
+        if not self._holds_lexer(patience_s):
             raise SearchLateError("another generation's step takes longer")
         try:
             known = 0 <= token < len(self.grammar.tokens.vocabulary.tokens)
@@ -280,6 +297,16 @@ class TokenMatcher(Matcher):
             self._taken.append(token)
         finally:
             self._lexer.lock.release()
+
+    def _long_forced_text(self) -> bytes:
+        """The text that must come next, where it is so long that the lexer, which turns all of it into tokens, must not
+        be asked for them; else nothing. For callers that hold the lexer's lock."""
+        text = b"" if self.state.is_stopped() else self.state.compute_ff_bytes()
+        return text if len(text) > MAX_FORCED_BYTES else b""
+
+    def _holds_lexer(self, patience_s: float | None) -> bool:
+        """Takes the lexer's lock; returns False if another generation keeps it for longer than `patience_s`."""
+        return self._lexer.lock.acquire(timeout=-1 if patience_s is None else min(patience_s, threading.TIMEOUT_MAX))
 
     def _error(self) -> MatcherError:
         """The error of a state that has one."""
@@ -295,19 +322,33 @@ class TokenMatcher(Matcher):
             return
         if patience_s is not None:
             raise SearchLateError("the constraint's lexer is made anew")
-        if is_broken(self.state):
-            if self._alone:
-                raise StepTooComplexError(_TOO_COMPLEX)
-            self._alone = True
-        self._lexer = self._lexer.renewed() if self._alone else self.grammar.sound_lexer()
-        self.state, self._masked_at = self._lexer.start.deep_copy(), len(self._taken)
+        for _ in range(MAX_LEXERS):
+            if is_broken(self.state):
+                if self._alone:
+                    break
+                self._alone = True
+            self._lexer = self._lexer.renewed() if self._alone else self.grammar.sound_lexer()
+            self.state, self._masked_at = self._replayed(self._lexer), len(self._taken)
+            if not self._lexer.failed:
+                return
+        raise StepTooComplexError(_TOO_COMPLEX)
+
+    def _replayed(self, lexer: Lexer) -> GrammarState:
+        """Returns a state of `lexer` after the tokens taken; a void one if it fails, or another generation breaks it.
+
+        Others take their steps in between: the lock is held for one token at a time.
+        """
+        state = lexer.start.deep_copy()
         mask = np.empty(self.grammar.tokens.num_words, np.int32)
-        with self._lexer.lock:
-            for token in self._taken:
-                self.state.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)  # each gives it the effort of a step
-                if self.state.try_consume_tokens([token]) != 1:
-                    self._lexer.notices_failure(self.state)
-                    raise StepTooComplexError(_TOO_COMPLEX)
+        for token in self._taken:
+            with lexer.lock:
+                state.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)  # each gives it the effort of a step
+                followed = state.try_consume_tokens([token]) == 1
+                if lexer.notices_failure(state):
+                    return state
+            if not followed:
+                raise StepTooComplexError(_TOO_COMPLEX)
+        return state
 
     def _accept_guarded(self, token: int, remaining: int, patience_s: float | None) -> int:
         before = self._known_witness(remaining, patience_s)

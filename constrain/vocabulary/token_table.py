@@ -25,6 +25,12 @@ BETWEEN = (
 )
 """The same outside of strings. The quotation mark comes first of what can also be content of one."""
 
+MAX_FORCED_BYTES = 256
+"""Bytes of a forced text that are turned into tokens: more than the drafts of one step. All of it, at each step anew,
+would take time with the square of its length."""
+_UNSETTLED = 32
+"""Bytes before a cut whose tokens may be others once the text goes on."""
+
 _PLAIN = r'[^"\\\x00-\x1F\x7F]'
 SLICES = (
     *(f"{_PLAIN}{{1,{length}}}" for length in (3, 6, 10, 16)),
@@ -139,6 +145,17 @@ class TokenTable:
             return self.vocabulary.encode(data.decode())
         except UnicodeDecodeError:
             return list(self.tokenizer.tokenize_bytes(data))
+
+    def encode_beginning(self, data: bytes) -> list[int]:
+        """The model's first tokens for `data`, which is longer than `MAX_FORCED_BYTES`: one token at least."""
+        tokens = self.encode(data[:MAX_FORCED_BYTES])
+        place, settled = 0, 0
+        for token in tokens:
+            place += len(self.vocabulary.tokens[token] or b"")
+            if place > MAX_FORCED_BYTES - _UNSETTLED:
+                break
+            settled += 1
+        return tokens[: max(settled, 1)]
 
     def single(self, token: int) -> MaskRow:
         """A mask row that allows `token` alone."""

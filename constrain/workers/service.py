@@ -432,6 +432,17 @@ class Turn:
                 task.time_by(clock_of_this_thread())
         return self._read(answer)
 
+    def yield_to_others(self) -> None:
+        """Ends the task on this thread if others should go first, in which case it starts anew later.
+
+        Raises:
+            GrammarError: nobody waits for the task any more.
+        """
+        if not self._service.is_running(self._task):
+            raise CompileLateError("the constraint is no longer needed")
+        if self._service.should_make_room(self._task):
+            raise _PreemptedError
+
     def prepare(self, work: Callable[[], Any]) -> None:
         """Makes what all tasks need, once: of no task's time."""
         self._task.remote = True

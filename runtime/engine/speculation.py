@@ -7,6 +7,7 @@ JSON constraint have in common: their skeleton, place by place.
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ MIN_DEVICE_DRAFTS = 8
 """Fewer forced tokens are not worth a pass that the device cannot draw by itself."""
 SIZES = (6, 3)
 """Tokens that must have occurred before, the longest first."""
+DRAFT_PATIENCE_S = 0.002
+"""Time that the drafts of one step may spend waiting for lexers that other threads use; what is late has no drafts."""
 MAX_DRAFTS = 32
 """In one pass and sequence, forced and speculated."""
 MAX_TOKENS = 16_384
@@ -67,6 +70,18 @@ Shape = tuple[int, int, bytes, bytes | None]
 """State of a text: what is read, the open containers (after a first 1 a bit each, 1 for an object), the last bytes
 of the skeleton, and what there is of the value (None: too much). The skeleton is the text without what its values
 hold: keys, quotation marks, brackets, commas, colons and whitespace. Digits of a value are all the same."""
+
+
+class Patience:
+    """Time for which the drafts of one step may wait, all together."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left; 0 when none are."""
+        return max(self._end - time.monotonic(), 0.0)
 
 
 class DraftStage:
@@ -117,11 +132,12 @@ class DraftStage:
     def propose(self, plan: Plan, generations: Sequence[Generation]) -> None:
         """Gives the sequences of `plan`, which has been read, their drafts for the next step."""
         price = self._worth.price(len(self._scheduler.running)) if self._speculates else 1.0
+        patience = Patience(DRAFT_PATIENCE_S)
         for work, generation in zip(plan.work, generations, strict=True):
             if work.samples and work.live and not work.sequence.blocked:
-                self._scheduler.propose(work.sequence, self._drafts(generation, price))
+                self._scheduler.propose(work.sequence, self._drafts(generation, price, patience))
 
-    def _drafts(self, generation: Generation, price: float) -> list[int]:
+    def _drafts(self, generation: Generation, price: float, patience: Patience) -> list[int]:
         """Forced tokens, then speculative drafts whose chance of being right is at least `price`."""
         sequence, matcher = generation.sequence, generation.matcher
         num_pending = sequence.num_pending
@@ -129,18 +145,20 @@ class DraftStage:
         if room <= num_pending or not generation.takes_drafts:
             return []
         try:
-            drafts = self._forced(generation, min(room, MAX_DRAFTS)) if self._jumps else []
+            drafts = self._forced(generation, min(room, MAX_DRAFTS), patience) if self._jumps else []
             speculation = self._speculations.get(generation)
             if speculation is not None and num_pending == 0:
                 ends, jumps = generation.terms.ends, self._jumps
-                speculation.extend(drafts, sequence.tokens, matcher, price=price, room=room, ends=ends, jumps=jumps)
+                speculation.extend(
+                    drafts, sequence.tokens, matcher, price=price, room=room, ends=ends, jumps=jumps, patience=patience
+                )
                 generation.speculated = speculation.speculated
             return drafts
         except Exception:  # it can do without
             logger.exception("what may follow in request %s is not known", generation.request.id)
             return []
 
-    def _forced(self, generation: Generation, room: int) -> list[int]:
+    def _forced(self, generation: Generation, room: int, patience: Patience) -> list[int]:
         """At most `room` tokens that the grammar forces next; none if they are too few to gain anything.
 
         A token that is in flight already comes first in what is forced; the drafts follow it. The step after one with
@@ -150,7 +168,7 @@ class DraftStage:
             return []
         num_pending = generation.sequence.num_pending
         at_least = MIN_DEVICE_DRAFTS if self._draws_ahead and generation.table_matcher is not None else 1
-        forced = generation.matcher.forced_tokens()[num_pending:][:room]
+        forced = generation.matcher.forced_tokens(patience.left_s)[num_pending:][:room]
         return forced if len(forced) > num_pending and len(forced) >= at_least else []
 
 
@@ -266,11 +284,12 @@ class Speculation:
         room: int,
         ends: Collection[int],
         jumps: bool,
+        patience: Patience,
     ) -> None:
         """Appends drafts to `drafts`, which follow `tokens`; at most `room` and one more may come, none of `ends`.
 
         Each is allowed by `matcher`, which is left as it is; with `jumps` what it forces after one comes along. All
-        must be right with a chance of at least `price`.
+        must be right with a chance of at least `price`. What would have to wait for longer than `patience` is left out.
         """
         self.speculated = {}
         looks = price <= max(map(self._chance, SIZES)) and len(tokens) - self._repeats.num_known <= _LOOKUPS * room
@@ -299,17 +318,19 @@ class Speculation:
                 return
             try:
                 if matcher is not None:
-                    trial = _after(matcher, drafts) if trial is None else trial
-                    trial.accept(token)
+                    trial = _after(matcher, drafts, patience) if trial is None else trial
+                    trial.accept(token, patience_s=patience.left_s)
                     if matcher.free and not trial.free:
                         return  # no masks are made for this pass
                 self.speculated[len(drafts)] = size
                 drafts.append(token)
                 place = _follow(place, (token,))
-                if trial is not None and jumps and (forced := trial.forced_tokens()[: room - len(drafts)]):
-                    trial, found = None, None
-                    drafts += forced
-                    place = _follow(place, forced)
+                if trial is not None and jumps:
+                    forced = trial.forced_tokens(patience.left_s)[: room - len(drafts)]
+                    if forced:
+                        trial, found = None, None
+                        drafts += forced
+                        place = _follow(place, forced)
             except MatcherError:
                 return
 
@@ -343,11 +364,11 @@ def _follow(place: Place | None, tokens: Sequence[int]) -> Place | None:
     return place
 
 
-def _after(matcher: Matcher, drafts: Sequence[int]) -> Matcher:
-    """A matcher after `drafts`. Raises MatcherError if they are not allowed."""
+def _after(matcher: Matcher, drafts: Sequence[int], patience: Patience) -> Matcher:
+    """A matcher after `drafts`. Raises MatcherError if they are not allowed, or `patience` does not suffice."""
     trial = matcher.copy()
     for draft in drafts:
-        trial.accept(draft)
+        trial.accept(draft, patience_s=patience.left_s)
     return trial
 
 

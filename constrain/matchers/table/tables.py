@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import threading
+from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from re import _constants, _parser  # type: ignore[attr-defined]  # the standard library's own parser of patterns
@@ -17,7 +18,7 @@ from ...errors import GrammarError, GrammarTooComplexError, MatcherError
 from ...lowered import Tabulate
 from ...receipt import Receipt
 from ...regex.automaton import MAX_STATES, Automaton, compile_parts, compile_words
-from ...vocabulary.token_table import Level, TokenTable, build_trie
+from ...vocabulary.token_table import MAX_FORCED_BYTES, Level, TokenTable, build_trie
 from ...vocabulary.vocabulary import MaskRow
 from ..interface import Grammar, Matcher, TableArrays, Tabulation
 
@@ -260,10 +261,11 @@ class RegularGrammar:
         self.distance: list[int] = moves.distance.tolist()
         self.ends: list[bool] = moves.ends.tolist()
         self.farthest = max(distance for distance in self.distance if distance != FAR)
-        self._automaton = automaton.tables()
+        self._only_byte, self._state_after = _only_ways(automaton)
         self._rows = _Found[MaskRow](max(MAX_ROW_BYTES // (4 * tokens.num_words), 1))
         self._forced = _Found[list[int]](MAX_FORCED)
         self._example, self._longest = _of_classes(moves, tokens)
+        self._longest_of_all = int(self._longest.max())
 
     def matcher(self) -> RegularMatcher:
         """A fresh matcher at the start state."""
@@ -330,10 +332,13 @@ class RegularGrammar:
         text, states = self._forced_text(state)
         if not text or 0x80 <= text[0] < 0xC0:  # within a character: the model's tokens for it began before
             return []
+        if len(text) > MAX_FORCED_BYTES:
+            return self.tokens.encode_beginning(text)
         # From the first place where a token is allowed that goes on into what is open, anything may come.
         stop = len(text)
-        for place, at in enumerate(states[:-1]):
-            if self._longest[self.moves.kinds[self.edges(at)]].max(initial=0) > len(text) - place:
+        for place in range(max(len(text) - self._longest_of_all, 0), len(text)):
+            kinds = self.moves.kinds[self.edges(states[place])]
+            if self._longest[kinds].max(initial=0) > len(text) - place:
                 stop = place
                 break
         tokens: list[int] = []
@@ -347,17 +352,27 @@ class RegularGrammar:
         return tokens
 
     def _forced_text(self, state: int) -> tuple[bytes, list[int]]:
-        """The bytes that must come next, up to the first choice, and the states before and after each."""
-        classes, following, ends = self._automaton
+        """The bytes that must come next, up to the first choice or one more than are looked at; and the states before
+        and after each."""
         text, states = bytearray(), [state]
-        while not ends[states[-1]]:
-            kinds = np.flatnonzero(following[states[-1]] >= 0)
-            letters = np.flatnonzero(classes == kinds[0])
-            if len(kinds) > 1 or len(letters) > 1:
-                break
-            text.append(int(letters[0]))
-            states.append(int(following[states[-1], kinds[0]]))
+        while len(text) <= MAX_FORCED_BYTES and (byte := self._only_byte[state]) >= 0:
+            text.append(byte)
+            state = self._state_after[state]
+            states.append(state)
         return bytes(text), states
+
+
+def _only_ways(automaton: Automaton) -> tuple[array[int], array[int]]:
+    """The byte that must come next in each state, -1 where there is a choice, or an end; and the state after it."""
+    classes, following, ends = automaton.tables()
+    allowed = following >= 0
+    kind = allowed.argmax(axis=1)
+    letters, first, number = np.unique(classes, return_index=True, return_counts=True)
+    byte, size = np.full(following.shape[1], -1, np.int32), np.zeros(following.shape[1], np.int32)
+    byte[letters], size[letters] = first, number
+    forced = (allowed.sum(axis=1) == 1) & (size[kind] == 1) & ~ends
+    after = following[np.arange(len(kind)), kind]
+    return array("i", np.where(forced, byte[kind], -1).tolist()), array("i", after.tolist())
 
 
 class RegularMatcher(Matcher):
@@ -473,9 +488,11 @@ class RegularMatcher(Matcher):
         self._plain.give_up()
         return self._plain
 
-    def forced_tokens(self) -> list[int]:
+    def forced_tokens(self, patience_s: float | None = None) -> list[int]:
         """The tokens that the grammar forces next."""
-        return self._plain.forced_tokens() if self._plain is not None else list(self.grammar.forced(self._states[-1]))
+        if self._plain is not None:
+            return self._plain.forced_tokens(patience_s)
+        return list(self.grammar.forced(self._states[-1]))
 
     def rollback(self, num_tokens: int) -> None:
         """Takes back the last `num_tokens` accepted tokens; ends of sequence do not count."""

@@ -152,23 +152,30 @@ Content = JsonSchema | Regex | Choice | Lark | Gbnf
 LowerPart = Callable[[Content], Lowered]
 
 
-def compile_structural(spec: Structural, tokens: TokenTable, lower_part: LowerPart) -> StructuralGrammar:
+def compile_structural(
+    spec: Structural, tokens: TokenTable, lower_part: LowerPart, between_parts: Callable[[], None] = lambda: None
+) -> StructuralGrammar:
     """The grammar of `spec`. `lower_part` writes the content of a tag as a grammar.
+
+    `between_parts` is called before each section, and may end the compilation by raising.
 
     Raises:
         GrammarError: `path` is a JSON pointer into the fields of `spec`.
     """
-    return _Compilation(spec, tokens, lower_part).run()
+    return _Compilation(spec, tokens, lower_part, between_parts).run()
 
 
 class _Compilation:
     """Makes the sections of one spec, the last one first."""
 
-    def __init__(self, spec: Structural, tokens: TokenTable, lower_part: LowerPart) -> None:
+    def __init__(
+        self, spec: Structural, tokens: TokenTable, lower_part: LowerPart, between_parts: Callable[[], None]
+    ) -> None:
         _check(spec, tokens)
         self._spec = spec
         self._tokens = tokens
         self._index = tokens.index
+        self._between_parts = between_parts
         self._sections: list[Section] = []
         self._begins = [to_symbols(tag.begin, tokens.control) for tag in spec.tags]
         self._written: dict[Content, Lowered] = {}
@@ -190,6 +197,7 @@ class _Compilation:
         grammar = StructuralGrammar(tuple(self._sections), start, self._tokens, self._index, receipt)
         for number, section in enumerate(self._sections):
             if isinstance(section, FreeText):
+                self._between_parts()
                 grammar.prepare(number)
         return grammar
 
@@ -252,6 +260,7 @@ class _Compilation:
     def _free_text(
         self, triggers: Triggers, targets: dict[tuple[int, ...], int], *, may_end: bool, path: str = "/triggers"
     ) -> int:
+        self._between_parts()
         way, num_after = (0, 0) if may_end else self._way_out(triggers, targets)
         self._sections.append(FreeText(triggers, targets, may_end, self._suspects(triggers, path), way, num_after))
         return len(self._sections) - 1
@@ -267,6 +276,7 @@ class _Compilation:
     def _body(
         self, source: Source, leaves_to: int | None, *, suspects: tuple[int, ...] = (), json: bool = False
     ) -> int:
+        self._between_parts()
         text = source.text()
         make = partial(start_state, self._tokens, text)
         start = make()

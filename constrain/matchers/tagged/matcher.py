@@ -282,9 +282,9 @@ class StructuralMatcher(Matcher):
             self._history.append(mark if taken == token else mark._replace(token=taken))
         return taken
 
-    def forced_tokens(self) -> list[int]:
+    def forced_tokens(self, patience_s: float | None = None) -> list[int]:
         """The tokens that the grammar forces next."""
-        return self._insides[-1].matcher.forced_tokens() if self._body is not None else []
+        return self._insides[-1].matcher.forced_tokens(patience_s) if self._body is not None else []
 
     def rollback(self, num_tokens: int) -> None:
         """Takes back the last `num_tokens` accepted tokens; ends of sequence do not count."""

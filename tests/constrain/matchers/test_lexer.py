@@ -129,6 +129,53 @@ def test_what_is_in_haste_does_not_wait_for_a_new_one(costly: CompiledGrammar, a
     assert list(matcher.taken) == [letter] * 2
 
 
+def test_what_is_in_haste_does_not_wait_for_the_steps_of_others(costly: CompiledGrammar, letter: int) -> None:
+    matcher = costly.matcher()
+    with matcher._lexer.lock:
+        assert matcher.forced_tokens(0.0) == []
+        with pytest.raises(SearchLateError):
+            matcher.accept(letter, None, 0.0)
+    assert matcher.accept(letter, None, 0.0) == letter
+
+
+def test_others_take_steps_while_a_text_is_followed_anew(
+    costly: CompiledGrammar, allowed: Allowed, letter: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the tokens of a long text the new lexer's lock is free; who finds it broken there takes another one."""
+    matcher, expected = costly.matcher(), costly.matcher()
+    for _ in range(3):
+        matcher.accept(letter)
+        expected.accept(letter)
+    masks = allowed(expected)
+    matcher._lexer.failed = True
+    renewed = lexer.Lexer.renewed
+    made: list[lexer.Lexer] = []
+
+    class Watched:
+        """A lock that counts how often it is taken; the first lexer breaks while the second token is followed."""
+
+        def __init__(self, of: lexer.Lexer) -> None:
+            self.count, self._of, self._lock = 0, of, threading.Lock()
+
+        def __enter__(self) -> None:
+            self._lock.acquire()
+            self.count += 1
+            self._of.failed |= self._of is made[0] and self.count == 2
+
+        def __exit__(self, *_: object) -> None:
+            self._lock.release()
+
+    def watched(of: lexer.Lexer) -> lexer.Lexer:
+        fresh = renewed(of)
+        made.append(fresh)
+        fresh.lock = Watched(fresh)  # type: ignore[assignment]
+        return fresh
+
+    monkeypatch.setattr(lexer.Lexer, "renewed", watched)
+    assert allowed(matcher) == masks
+    assert [one.lock.count for one in made] == [2, 4]  # type: ignore[attr-defined]  # the last is the mask's own
+
+
 def test_a_search_that_breaks_it_is_not_made_again(
     costly: CompiledGrammar, allowed: Allowed, letter: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

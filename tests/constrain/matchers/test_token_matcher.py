@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 
 from bough.constrain import Choice, Grammar, GrammarCompiler, JsonSchema, Lark, Matcher, MatcherError, Regex, Vocabulary
 from bough.constrain.spec import GrammarSpec
+from bough.constrain.vocabulary.token_table import MAX_FORCED_BYTES
 
 Allowed = Callable[[Matcher], list[int]]
 Generate = Callable[[Grammar, int, random.Random], bytes]
@@ -97,6 +99,38 @@ def test_forced_tokens_are_canonical(compiler: GrammarCompiler, vocabulary: Voca
     text = '{"country": "Berlin", "count": 7}'
     assert taken == vocabulary.encode(text)[: len(taken)]
     assert len(taken) > 5
+
+
+@pytest.mark.parametrize("kind", ["lexer", "table"])
+def test_a_long_forced_text_is_never_encoded_whole(kind: str, vocabulary: Vocabulary) -> None:
+    """Masks, drafts and masks along drafts of each step look at a bounded beginning, and write the model's tokens."""
+    lengths: list[int] = []
+
+    def encode(text: str) -> list[int]:
+        lengths.append(len(text))
+        return vocabulary.encode(text)
+
+    text = " ".join(random.Random(0).choices(["name", "text", "é", "Paris", "2026", "東", "xq"], k=800))
+    compiler = GrammarCompiler(dataclasses.replace(vocabulary, encode=encode))
+    spec: GrammarSpec = Choice((text, "zz")) if kind == "table" else Lark(f'start: "{text}" /[a-z]+/')
+    matcher = compiler.compile(spec).matcher()
+    whole = vocabulary.encode(text)
+    if kind == "table":
+        matcher.accept(whole[0])
+    lengths.clear()
+    row, rows = np.zeros((vocabulary.size + 31) // 32, np.int32), np.zeros((5, (vocabulary.size + 31) // 32), np.int32)
+    for place in range(len(matcher.taken), len(whole) - 10):
+        forced = matcher.forced_tokens()
+        assert forced == whole[place : place + len(forced)]
+        assert forced or (vocabulary.tokens[whole[place]] or b"")[0] & 0xC0 == 0x80
+        matcher.fill_mask(row)
+        if forced:
+            assert np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist() == forced[:1]
+            assert matcher.fill_along(forced[:4], rows) == 1 + len(forced[:4])
+        matcher.accept(whole[place])
+    assert matcher.forced_tokens()
+    compiler.close()
+    assert 0 < max(lengths) <= MAX_FORCED_BYTES
 
 
 def test_wrong_row_is_refused(grammar: Grammar) -> None:

@@ -480,6 +480,51 @@ def test_small_compilations_that_keep_coming_do_not_starve_one_that_takes_long()
         service.close()
 
 
+def test_a_task_of_many_parts_on_a_thread_lets_others_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "MAX_EXTRA_THREADS", 0)
+    service = CompileService(num_threads=1, timeout_s=30.0)
+    begun, order = threading.Event(), []
+
+    def long(turn: Turn) -> None:
+        begun.set()
+        order.append("begun")
+        for _ in range(30):
+            turn.yield_to_others()
+            burn(0.01)
+        order.append("long")
+
+    futures: list[Future[None]] = [Future(), Future()]
+    service.submit(long, futures[0], tenant="one")
+    assert begun.wait(5.0)
+    service.submit(lambda _: order.append("short"), futures[1], tenant="another")
+    for future in futures:
+        future.result(30.0)
+    assert order == ["begun", "short", "begun", "long"]
+    service.close()
+
+
+def test_a_task_on_a_thread_that_has_failed_goes_on_no_longer_than_one_of_its_parts() -> None:
+    service = CompileService(num_threads=1, timeout_s=0.2)
+    ended: Future[int] = Future()
+
+    def long(turn: Turn) -> None:
+        parts = 0
+        try:
+            for _ in range(10_000):
+                turn.yield_to_others()
+                burn(0.01)
+                parts += 1
+        finally:
+            ended.set_result(parts)
+
+    future: Future[None] = Future()
+    service.submit(long, future)
+    with pytest.raises(GrammarTooComplexError, match="processor time"):
+        future.result(30.0)
+    assert ended.result(30.0) < 10_000
+    service.close()
+
+
 @pytest.mark.parametrize("name", ["grammar-watch", "grammar-compile"])
 def test_threads_that_cannot_be_started_are_tried_again(
     name: str, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch

@@ -51,7 +51,7 @@ class Number(Matcher):
     def rollback(self, num_tokens: int) -> None:
         self.number -= num_tokens
 
-    def forced_tokens(self) -> list[int]:
+    def forced_tokens(self, patience_s: float | None = None) -> list[int]:
         return []
 
     def copy(self) -> Matcher:

@@ -18,6 +18,7 @@ from bough.runtime.engine.engine import Engine
 from bough.runtime.engine.speculation import (
     MAX_SPECULATED,
     Experience,
+    Patience,
     Place,
     Skeleton,
     Skeletons,
@@ -291,12 +292,14 @@ def test_what_other_answers_went_on_with_is_guessed_first() -> None:
     counters, text = Counters(), '{"name": "Zoe", "na'
     speculation = Speculation(Experience(counters), after(text, *['{"name": "Anna", "nation": "F'] * 20))
     drafts: list[int] = []
-    speculation.extend(drafts, prompt(text), None, price=0.7, room=32, ends=(), jumps=True)
+    speculation.extend(drafts, prompt(text), None, price=0.7, room=32, ends=(), jumps=True, patience=Patience(1.0))
     assert bytes(drafts) == b'tion": "F'
     speculation.settle(drafts, [*b'tion": "', ord("D")])
     assert (counters.guessed_tokens, counters.right_guesses) == (9, 8)
     own: list[int] = []
-    speculation.extend(own, prompt(text + 'tion": "D'), None, price=0.7, room=32, ends=(), jumps=True)
+    speculation.extend(
+        own, prompt(text + 'tion": "D'), None, price=0.7, room=32, ends=(), jumps=True, patience=Patience(1.0)
+    )
     assert own == []
 
 
@@ -306,14 +309,21 @@ def test_where_others_tell_too_little_its_own_text_may_tell_more() -> None:
         Experience(Counters()), after('{"name": "a tale of ', '{"name": "a tale of ', '{"name": "b')
     )
     drafts: list[int] = []
-    speculation.extend(drafts, prompt(text), None, price=0.3, room=10, ends=(), jumps=True)
+    speculation.extend(drafts, prompt(text), None, price=0.3, room=10, ends=(), jumps=True, patience=Patience(1.0))
     assert bytes(drafts).startswith(b"Zoe")
 
 
 def guess(text: str, *, price: float = CHEAP, room: int = 32, grammar: Matcher | None = None, drafts: str = "") -> str:
     found = list(drafts.encode())
     Speculation(Experience(Counters())).extend(
-        found, prompt(text), grammar, price=price, room=room, ends=(257, ord("!")), jumps=True
+        found,
+        prompt(text),
+        grammar,
+        price=price,
+        room=room,
+        ends=(257, ord("!")),
+        jumps=True,
+        patience=Patience(1.0),
     )
     return bytes(found).decode()
 
@@ -397,7 +407,7 @@ def test_what_was_right_is_guessed_further_and_what_was_wrong_is_not() -> None:
 
     def once(right: bool) -> int:
         drafts: list[int] = []
-        speculation.extend(drafts, tokens, None, price=0.3, room=32, ends=(), jumps=True)
+        speculation.extend(drafts, tokens, None, price=0.3, room=32, ends=(), jumps=True, patience=Patience(1.0))
         came = [*drafts, drafts[-1] + 1] if right and drafts else [-1]
         speculation.settle(drafts, came)
         return len(drafts)

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -408,3 +409,24 @@ def test_a_receipt_tells_what_is_left_out_of_any_tag(vocabulary: Vocabulary) -> 
     receipt = compiled(spec, TokenTable(vocabulary)).receipt
     assert receipt is not None
     assert receipt.narrowed == ("",)
+
+
+def test_it_may_be_ended_before_each_section(make_tokens: MakeTokens) -> None:
+    """A spec of many triggers is no single piece of work that nothing can end."""
+    spec = Structural(tuple(Tag(f"<{mark}>", Regex("[ab]+"), "</>") for mark in "ab12"))
+    tokens, calls = make_tokens(0), []
+
+    class EndedError(Exception):
+        pass
+
+    def end_at(number: int) -> None:
+        calls.append(number)
+        if len(calls) == number:
+            raise EndedError
+
+    compile_structural(spec, tokens, lower, lambda: end_at(0))
+    assert len(calls) > len(spec.tags)
+    for number in range(1, len(calls) + 1):
+        calls.clear()
+        with pytest.raises(EndedError):
+            compile_structural(spec, tokens, lower, partial(end_at, number))
