@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from random import Random
 from typing import Protocol, TypeVar
 
@@ -50,9 +51,9 @@ class Dice:
 
 
 def draw(random: Random, mix: Mapping[str, float], num_operations: int) -> list[Operation]:
-    """Returns so many operations, each as likely as `mix` says."""
-    names = random.choices(list(mix), list(mix.values()), k=num_operations)
-    return [(name, random.getrandbits(62)) for name in names]
+    """Returns so many operations, each as likely as `mix` says. Of fewer operations it returns the first ones."""
+    names, bounds = list(mix), list(accumulate(mix.values()))
+    return [(random.choices(names, cum_weights=bounds)[0], random.getrandbits(62)) for _ in range(num_operations)]
 
 
 def shrink(

@@ -373,7 +373,8 @@ class SchedulerWorld:
             self._check_order(waited, before, plan.retracted)
         self.counts["retracted"] += len(plan.retracted)
         for sequence in plan.expired:
-            self._end(self.jobs[sequence.id], "expired")
+            if (job := self.jobs.get(sequence.id)) is not None:  # who heard the end of one before may have aborted it
+                self._end(job, "expired")
         late = [s for s in scheduler.running if self.now >= s.standing.deadline]
         assert not late, "a time is over, and nobody was told"
         if (bits := self.strikes.abort_planned) is not None and plan.work:
