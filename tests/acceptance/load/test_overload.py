@@ -63,7 +63,7 @@ def target(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Iterat
 
 
 def test_overload(target: Target, full: bool, figures: Callable[[str], None]) -> None:
-    factors, seconds = ((0.5, 1.0, 2.0, 10.0), 60.0) if full else ((0.25, 2.0, 10.0), 5.0)
+    factors, seconds = ((0.5, 1.0, 2.0, 10.0), 60.0) if full else ((0.25, 2.0, 10.0), 3.0)
     known = SEATS / (TOKENS * STEP_S)
     overload = Overload(target, OfferedLoad(SEATS, TOKENS))
     report: OverloadReport = asyncio.run(overload.run(factors, seconds, print, capacity=None if full else known))

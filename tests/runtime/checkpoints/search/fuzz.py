@@ -147,40 +147,49 @@ class TrialProcess:
         return f"ended with status {status}: {' | '.join((telling or lines)[-8:])[-1500:]}"
 
 
-def run(
-    kind: str,
-    seed: int,
-    count: int,
-    *,
-    memory: int = MEMORY,
-    environment: Mapping[str, str] | None = None,
-    native: bool = False,
-    show: Callable[[Finding], None] = lambda _: None,
-    num_processes: int = 2,
-) -> Tally:
-    """Tries the files of the seeds from `seed` on.
+class Trials:
+    """Processes that try files, one after another each. They are started when they are needed, which takes seconds, and
+    again when a file has ended one; a context manager that ends them.
 
     memory         bytes of address space that a process may have; 0: as many as it likes
     environment    beside this process's own, as that of a sanitised library
     native         folders are computed by the CPU library, too
     """
 
-    def part(first: int) -> Tally:
-        start = partial(TrialProcess, memory, environment, native=native)
-        return _try_each(start, kind, range(seed + first, seed + count, num_processes), show)
+    def __init__(
+        self,
+        num_processes: int = 2,
+        *,
+        memory: int = MEMORY,
+        environment: Mapping[str, str] | None = None,
+        native: bool = False,
+    ) -> None:
+        self._start = partial(TrialProcess, memory, environment, native=native)
+        self._processes: list[TrialProcess | None] = [None] * num_processes
 
-    with ThreadPoolExecutor(num_processes) as threads:
-        return sum(threads.map(part, range(num_processes)), Tally())
+    def __enter__(self) -> Trials:
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            if process is not None:
+                process.close()
 
-def _try_each(
-    start: Callable[[], TrialProcess], kind: str, seeds: Iterable[int], show: Callable[[Finding], None]
-) -> Tally:
-    """Tries files one after another, in another process after one that has ended it."""
-    tally = Tally()
-    process = start()
-    try:
+    def run(self, kind: str, seed: int, count: int, show: Callable[[Finding], None] = lambda _: None) -> Tally:
+        """Tries the files of `count` seeds from `seed` on."""
+        stride = len(self._processes)
+
+        def part(first: int) -> Tally:
+            return self._try_each(first, kind, range(seed + first, seed + count, stride), show)
+
+        with ThreadPoolExecutor(stride) as threads:
+            return sum(threads.map(part, range(stride)), Tally())
+
+    def _try_each(self, place: int, kind: str, seeds: Iterable[int], show: Callable[[Finding], None]) -> Tally:
+        """Tries files in the process at `place`."""
+        tally = Tally()
         for each in seeds:
+            process = self._processes[place] = self._processes[place] or self._start()
             verdict, note = process.ask(kind, each)
             if verdict == "works":
                 tally.works += 1
@@ -192,10 +201,8 @@ def _try_each(
                 show(tally.findings[-1])
             if verdict == "ended":
                 process.close()
-                process = start()
-    finally:
-        process.close()
-    return tally
+                self._processes[place] = None
+        return tally
 
 
 def main() -> int:
@@ -208,16 +215,15 @@ def main() -> int:
     parser.add_argument("--reasons", action="store_true", help="show why files were refused")
     arguments = parser.parse_args()
     found = 0
-    for kind in [arguments.kind] if arguments.kind else KINDS:
-        began = time.monotonic()
-        tally = run(
-            kind, arguments.seed, arguments.count, native=arguments.native, show=lambda each: print(each, flush=True)
-        )
-        print(f"{kind}: {tally}, in {time.monotonic() - began:.0f} s", flush=True)
-        if arguments.reasons:
-            for reason, times in tally.reasons.most_common():
-                print(f"    {times:5d}  {reason}")
-        found += len(tally.findings)
+    with Trials(native=arguments.native) as trials:
+        for kind in [arguments.kind] if arguments.kind else KINDS:
+            began = time.monotonic()
+            tally = trials.run(kind, arguments.seed, arguments.count, lambda each: print(each, flush=True))
+            print(f"{kind}: {tally}, in {time.monotonic() - began:.0f} s", flush=True)
+            if arguments.reasons:
+                for reason, times in tally.reasons.most_common():
+                    print(f"    {times:5d}  {reason}")
+            found += len(tally.findings)
     return 1 if found else 0
 
 

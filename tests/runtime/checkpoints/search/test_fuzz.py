@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,28 +14,39 @@ from bough.runtime.protocol.config import EngineConfig
 
 from ....support import sanitized
 from . import fuzz
-from .fuzz import KINDS, Tally, TrialProcess, run
+from .fuzz import KINDS, Tally, TrialProcess, Trials
 from .gguf_image import change_image
 from .mutate import change_json, change_safetensors
 from .originals import gguf_image, write_folders
 
 
+@pytest.fixture(scope="module")
+def trials() -> Iterator[Trials]:
+    with Trials(1) as trials:
+        yield trials
+
+
+@pytest.fixture(scope="module")
+def sanitized_trials() -> Iterator[Trials]:
+    """With AddressSanitizer and UndefinedBehaviorSanitizer, which end the process at what they find."""
+    with Trials(1, memory=0, environment=sanitized.environment("address"), native=True) as trials:
+        yield trials
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1_200)
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_file_does_worse_than_to_be_refused(kind: str) -> None:
+def test_no_file_does_worse_than_to_be_refused(kind: str, trials: Trials) -> None:
     """Within 2 GiB of address space and 10 s of processor time each."""
-    assert_harmless(run(kind, 0, 2_000), works=200)
+    assert_harmless(trials.run(kind, 0, 2_000), works=200)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1_200)
 @pytest.mark.skipif(sanitized.missing("address") is not None, reason=str(sanitized.missing("address")))
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_library_in_c_touches_nothing_that_is_not_its_own(kind: str) -> None:
-    """With AddressSanitizer and UndefinedBehaviorSanitizer, which end the process at what they find."""
-    environment = sanitized.environment("address")
-    assert_harmless(run(kind, 1_000_000, 500, memory=0, environment=environment, native=True), works=40)
+def test_the_library_in_c_touches_nothing_that_is_not_its_own(kind: str, sanitized_trials: Trials) -> None:
+    assert_harmless(sanitized_trials.run(kind, 1_000_000, 500), works=40)
 
 
 def assert_harmless(tally: Tally, *, works: int) -> None:
@@ -65,7 +77,8 @@ for line in sys.stdin:
         monkeypatch.setattr(fuzz, "_START", self.TRIAL.replace("{", "{{").replace("}", "}}"))
         monkeypatch.setattr(fuzz, "HANG_S", 0.5)
         shown: list[fuzz.Finding] = []
-        tally = run("gguf", 0, 8, show=shown.append, num_processes=1)
+        with Trials(1) as trials:
+            tally = trials.run("gguf", 0, 8, shown.append)
         assert (tally.works, tally.refused, dict(tally.reasons)) == (3, 1, {"a note": 1})
         assert [finding.seed for finding in tally.findings] == [1, 2, 3, 4]
         notes = [finding.note for finding in tally.findings]
