@@ -91,6 +91,7 @@ def test_a_writer_that_fails_breaks_the_link(pair: tuple[socket.socket, socket.s
     writer.put(Abort("1"))
     far.settimeout(5.0)
     assert far.recv(1) == b""
+    writer._thread.join(5.0)  # it tells its peer first
     writer.wait_for_room()
     writer.put(Abort("2"))  # lost, and not kept
     writer.close()
