@@ -348,30 +348,41 @@ class ReasoningReader:
 
 
 class AutoReader:
-    """The text may be calls, as plain JSON or between tags, or anything else; only what may be a call is held back."""
+    """The text may be calls, as plain JSON or between tags, or anything else; only what may be a call is held back.
+
+    What is held is looked at once: it may be all of an answer.
+    """
 
     def __init__(self, toolbox: Toolbox) -> None:
         self._toolbox = toolbox
-        self._held = ""
+        self._held: list[str] = []
+        self._blank = True  # nothing but white space has come
+        self._calls = False  # what is held begins like calls, so that all of the rest is held
         self._any_said = False
 
     def push(self, text: str) -> list[Piece]:
-        self._held += text
-        bare = self._held.lstrip()
-        if not self._any_said and (not bare or bare[0] in "{["):
+        if not text:
             return []
-        start = find_mark(self._held, OPEN_TAG)
-        said, self._held = self._held[:start], self._held[start:]
-        if not said.strip() and not self._any_said:
-            self._held = said + self._held
+        if self._calls or (self._blank and not text.strip()):
+            self._held.append(text)
             return []
+        held, self._blank = "".join(self._held) + text, False
+        start = find_mark(held, OPEN_TAG)
+        said = held[:start]
+        self._calls = held.startswith(OPEN_TAG, start)
+        if not self._any_said and (not said.strip() or said.lstrip()[0] in "{["):
+            self._calls = self._calls or bool(said.strip())
+            self._held = [held]
+            return []
+        self._held = [held[start:]]
         self._any_said = self._any_said or bool(said)
         return [Said(said)] if said else []
 
     def finish(self) -> list[Piece]:
-        calls = parse_calls(self._held, self._toolbox.functions)
+        held = "".join(self._held)
+        calls = parse_calls(held, self._toolbox.functions)
         if not calls:
-            return [Said(self._held)] if self._held else []
+            return [Said(held)] if held else []
         if not self._toolbox.parallel:
             calls = calls[:1]
         return [
