@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from .cache import CacheCounts, Lease, PagePool, PrefixCache
 from .tenants import EQUAL, Weights, tenant_of
-from .tree import Found, RadixTree, first_difference
+from .tree import Found, RadixTree
 
 __all__ = [
     "EQUAL",
@@ -21,6 +21,5 @@ __all__ = [
     "PrefixCache",
     "RadixTree",
     "Weights",
-    "first_difference",
     "tenant_of",
 ]

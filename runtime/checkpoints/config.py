@@ -16,7 +16,6 @@ NATIVE_ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 _MAX_DIMENSION = 1 << 24
 _MAX_LAYERS = 1024
 _MAX_SETTINGS = 1024  # of a GGUF file
-_MAX_SETTING = 1 << 12  # elements or bytes of one: some have one for each layer
 _MAX_CONTEXT = 1 << 24
 _MAX_ROPE = 1e9
 _MAX_THETA = 1e15
@@ -249,7 +248,7 @@ def _read_gguf(file: GGUFFile) -> ModelConfig:
     keys = [key for key in file.keys if key.startswith(prefix)]
     if len(keys) > _MAX_SETTINGS:
         raise ModelError(f"{file.path.name}: {len(keys)} keys of {architecture}, at most {_MAX_SETTINGS} are accepted")
-    raw = {key.removeprefix(prefix): file.metadata(key, most=_MAX_SETTING) for key in keys}
+    raw = {key.removeprefix(prefix): file.metadata(key) for key in keys}
     if raw.get("expert_count"):
         raise UnsupportedModelError("expert_count: mixtures of experts are not supported natively")
     num_layers = _integer(raw, "block_count", _MAX_LAYERS)

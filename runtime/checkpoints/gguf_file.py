@@ -21,6 +21,8 @@ Value = Scalar | list[int] | list[float] | list[bool] | list[str]
 
 _MAX_ENTRIES = 1 << 16  # metadata keys, and tensors: real files have under 5,000
 _MAX_NAME_BYTES = 1 << 12
+_MAX_VALUE = 1 << 12  # elements or bytes of a value: some settings have one for each layer
+_MAX_TOKENS = 1 << 22  # and merges: real files have under 2^19
 _STRING, _ARRAY = 8, 9
 _SCALARS: Mapping[int, struct.Struct] = {
     type_id: struct.Struct("<" + code)
@@ -108,7 +110,7 @@ class GGUFFile:
         """The metadata keys in file order."""
         return list(self._fields)
 
-    def metadata(self, key: str, default: Value | None = None, *, most: int | None = None) -> Value | None:
+    def metadata(self, key: str, default: Value | None = None, *, most: int = _MAX_VALUE) -> Value | None:
         """The value of a metadata key, decoded now; `default` where the file has no such key.
 
         Raises:
@@ -118,7 +120,7 @@ class GGUFFile:
         if field is None:
             return default
         if field.type_id == _ARRAY:
-            if most is not None and field.length > most:
+            if field.length > most:
                 raise self._fail(f"{key} has {field.length} elements, at most {most} are accepted")
             return self._array(field, key)
         if field.type_id == _STRING:
@@ -129,12 +131,12 @@ class GGUFFile:
     @property
     def tokens(self) -> list[str]:
         """The vocabulary's token strings, by id."""
-        return self._strings("tokenizer.ggml.tokens")
+        return self._token_strings("tokenizer.ggml.tokens")
 
     @property
     def merges(self) -> list[str]:
         """The byte-pair merges, "left right", by rank; empty where the tokenizer has none."""
-        return self._strings("tokenizer.ggml.merges")
+        return self._token_strings("tokenizer.ggml.merges")
 
     @property
     def num_tokens(self) -> int:
@@ -302,8 +304,12 @@ class GGUFFile:
             raise self._fail(f"{key} is not UTF-8: {error}") from error
         return strings
 
-    def _strings(self, key: str) -> list[str]:
-        value = self.metadata(key, [])
-        if not isinstance(value, list) or any(not isinstance(entry, str) for entry in value):
+    def _token_strings(self, key: str) -> list[str]:
+        field = self._fields.get(key)
+        if field is None:
+            return []
+        if field.element_type != _STRING:
             raise self._fail(f"{key} must be an array of strings")
-        return [entry for entry in value if isinstance(entry, str)]
+        if field.length > _MAX_TOKENS:
+            raise self._fail(f"{key} has {field.length} elements, at most {_MAX_TOKENS} are accepted")
+        return self._string_array(field, key)

@@ -18,6 +18,9 @@ LEVELS = ("debug", "info", "warning", "error", "critical")
 MAX_WAITING = 10_000
 """Lines that wait for a slow reader; further ones are dropped and counted."""
 
+MAX_WAITING_BYTES = 8 * 2**20
+"""Bytes of memory that the lines that wait take at most; a line that would go past them is dropped and counted."""
+
 FLUSH_TIMEOUT_S = 1.0
 
 
@@ -34,6 +37,7 @@ class LineWriter:
         self._target = target
         self._dropped = dropped
         self._num_dropped = 0
+        self._num_bytes = 0
         # Both may be entered again by the handler of a signal that comes while the main thread writes a line.
         self._waiting: queue.SimpleQueue[tuple[int, str] | threading.Event] = queue.SimpleQueue()
         self._lock = threading.RLock()
@@ -41,10 +45,12 @@ class LineWriter:
 
     def write(self, line: str) -> None:
         """Writes it soon, or drops it. Never waits."""
+        num_bytes = sys.getsizeof(line)
         with self._lock:
-            if self._waiting.qsize() >= MAX_WAITING:
+            if self._waiting.qsize() >= MAX_WAITING or self._num_bytes + num_bytes > MAX_WAITING_BYTES:
                 self._num_dropped += 1
                 return
+            self._num_bytes += num_bytes
             num_dropped, self._num_dropped = self._num_dropped, 0
             self._waiting.put((num_dropped, line))
             if self._thread is None:
@@ -78,6 +84,8 @@ class LineWriter:
                 output.write(line)
             except (OSError, ValueError):  # it is closed, its disk is full: the next one may go
                 num_lost += 1
+            with self._lock:
+                self._num_bytes -= sys.getsizeof(line)
 
 
 class _Output:

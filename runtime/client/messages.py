@@ -35,7 +35,8 @@ ROOM_BYTES = 256 << 10
 SHARED_CHARS = 4096
 """Constraints that are larger are sent once for the requests of one body, which have the same object."""
 
-ROOM_TIMEOUT_S = 1.0
+ROOM_TIMEOUT_S = 0.25
+"""Seconds that the engine's steps wait for a peer that has stopped reading: once, however much is said meanwhile."""
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
@@ -198,6 +199,7 @@ class FrameWriter:
         self._connection = connection
         self._num_bytes = 0
         self._ended = False
+        self._stalled = False  # nothing has been sent since a wait for room has ended in vain
         self._sent = threading.Condition()
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._constraining = threading.Lock()
@@ -244,9 +246,12 @@ class FrameWriter:
             self.put(Submit(key, msgspec.structs.replace(request, grammar=None), number))
 
     def wait_for_room(self) -> None:
-        """Returns once no more than ROOM_BYTES wait to be sent, or after ROOM_TIMEOUT_S."""
+        """Returns once no more than ROOM_BYTES wait to be sent, or after ROOM_TIMEOUT_S; at once until something is
+        sent again."""
         with self._sent:
-            self._sent.wait_for(lambda: self._ended or self._num_bytes <= ROOM_BYTES, ROOM_TIMEOUT_S)
+            if not self._stalled:
+                has_room = self._sent.wait_for(lambda: self._ended or self._num_bytes <= ROOM_BYTES, ROOM_TIMEOUT_S)
+                self._stalled = not has_room
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Sends what waits, as far as the peer reads it in time, then ends the thread."""
@@ -277,6 +282,7 @@ class FrameWriter:
             self._connection.sendall(data)
             with self._sent:
                 self._num_bytes -= len(data)
+                self._stalled = False
                 self._sent.notify_all()
             if None in frames:
                 return

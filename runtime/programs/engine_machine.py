@@ -49,7 +49,7 @@ from .tokens import (
     open_message,
     texts_of,
 )
-from .tool_turns import Placed, offered, put_tools, unshown, write_tools
+from .tool_turns import Placed, offered, opening_of, put_tools, unshown, write_tools
 from .tool_uses import ToolInstructions, ToolUses
 from .validate import MAX_CHOICES, check_choices
 
@@ -541,15 +541,15 @@ class ModelCalls:
         frame.spend(1 + num_written // ENCODED_PER_WORK)
         frame.spend((content.length + len(content.texts) + content.num_pieces) // COPIED_PER_WORK)
 
-        def put(ways: list[list[Placed]]) -> None:
-            put_tools(frame.branch, functions, ways)
+        def put(written: list[Placed]) -> None:
+            put_tools(frame.branch, functions, written)
             frame.state.unshare(frame.branch)
 
-        def take(ways: list[list[Placed]]) -> None:
-            put(ways)
+        def take(written: list[Placed]) -> None:
+            put(written)
             frame.go_on()
 
-        write = partial(write_tools, before, functions, tokenizer)
+        write = partial(write_tools, before, opening_of(frame.branch), functions, tokenizer)
         if self._encodings is None or num_written <= LONG_TEXT:
             put(write())
             return True

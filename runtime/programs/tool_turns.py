@@ -80,20 +80,28 @@ def unshown(offer: Offer, branch: Branch, tools: Mapping[str, ToolCall]) -> list
     return functions
 
 
-def write_tools(before: tuple[str, ...], functions: Sequence[Function], tokenizer: Tokenizer) -> list[list[Placed]]:
-    """Returns the ways to show functions in a chat whose messages, `before` the open one, have these roles: where the
-    chat template shows tools, or else in the system message.
+def opening_of(branch: Branch) -> str:
+    """Returns the text before the content of a branch's first message."""
+    content = content_of(branch)
+    return "".join(content.texts[: content.edges[1][1]])
+
+
+def write_tools(
+    before: tuple[str, ...], opening: str, functions: Sequence[Function], tokenizer: Tokenizer
+) -> list[Placed]:
+    """Returns how to show functions in a chat with this `opening` whose messages, `before` the open one, have these
+    roles: where the chat template shows tools, or else in the system message.
 
     Raises:
-        RequestError: the template refuses the order of roles.
+        RequestError: the template refuses the order of roles, or leaves no place for them.
     """
     if own_form(tokenizer.chat.source) is not None:
-        return [_by_template(before, functions, tokenizer)]
-    return _in_words(before, describe_tools(functions), tokenizer)
+        return _by_template(before, functions, tokenizer)
+    return _in_words(before, opening, describe_tools(functions), tokenizer)
 
 
-def put_tools(branch: Branch, functions: Sequence[Function], ways: Sequence[Sequence[Placed]]) -> None:
-    """Shows functions to a branch in the first way that fits. Raises RequestError: none does."""
+def put_tools(branch: Branch, functions: Sequence[Function], written: Sequence[Placed]) -> None:
+    """Shows functions to a branch. Raises RequestError: there is other text in their place."""
     content = content_of(branch)
 
     def between(placed: Placed) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -103,10 +111,9 @@ def put_tools(branch: Branch, functions: Sequence[Function], ways: Sequence[Sequ
         start, stop = between(placed)
         return placed.was is None or "".join(content.texts[start[1] : stop[1]]) == placed.was
 
-    way = next((way for way in ways if all(map(fits, way))), None)
-    if way is None:
+    if not all(map(fits, written)):
         raise _no_room()
-    for placed in way:
+    for placed in written:
         told = Appended(branch.id, branch.num_ops, "role", "tools", array("i"))
         content.replace(*between(placed), placed.tokens, placed.text, told)
     content.offered = tuple(map(_key_of, functions))
@@ -128,21 +135,19 @@ def _by_template(before: tuple[str, ...], functions: Sequence[Function], tokeniz
     ]
 
 
-def _in_words(before: tuple[str, ...], text: str, tokenizer: Tokenizer) -> list[list[Placed]]:
+def _in_words(before: tuple[str, ...], opening: str, text: str, tokenizer: Tokenizer) -> list[Placed]:
     """Puts a description of the tools at the end of the system message; into one of its own, if there is none; or, for
-    templates that know no system messages, before what the user says first."""
+    templates that know no system messages and chats that begin in another way, before what the user says first."""
     chat = tokenizer.chat
     if before[:1] == ("system",):
-        return [[_place(2, 2, ["\n\n" + text], tokenizer)]]
-    ways: list[list[Placed]] = []
+        return [_place(2, 2, ["\n\n" + text], tokenizer)]
     with suppress(RequestError):
         gaps = chat.around(("system", *before))
-        if gaps is not None:
-            was = chat.spell((chat.around(before) or [[]])[0])
-            ways.append([_place(None, 1, [*gaps[0], text, *gaps[1]], tokenizer, was=was)])
+        if gaps is not None and opening == chat.spell((chat.around(before) or [[]])[0]):
+            return [_place(None, 1, [*gaps[0], text, *gaps[1]], tokenizer, was=opening)]
     if before[:1] == ("user",):
-        ways.append([_place(1, 1, [text + "\n\n"], tokenizer)])
-    return ways
+        return [_place(1, 1, [text + "\n\n"], tokenizer)]
+    raise _no_room()
 
 
 def _place(start: int | None, stop: int, pieces: Pieces, tokenizer: Tokenizer, *, was: str | None = None) -> Placed:

@@ -17,10 +17,13 @@ from itertools import islice
 
 import msgspec
 
-from ...radix import EQUAL, Found, Lease, PrefixCache, Weights, first_difference, tenant_of
+from ...radix import EQUAL, Found, Lease, PrefixCache, Weights, tenant_of
 from ..protocol.config import SchedulerLimits
 from .tenants import Service, Waiting
 from .token_tree import TreeLayout
+
+BLOCK = 256
+"""Tokens of two prompts that are compared at a time."""
 
 
 @dataclass(eq=False, slots=True)
@@ -622,17 +625,20 @@ class Scheduler:
 
         So the children of a fork, which arrive in one step, share what the first of them computes.
         """
-        cached = -1
+        tokens, hold_back, cached = sequence.tokens, self.limits.hold_back, -1
         for other in computing:
-            if other.namespace != sequence.namespace or other.tokens[0] != sequence.tokens[0]:
+            if other.namespace != sequence.namespace or other.tokens[0] != tokens[0]:
                 continue
             most = min(other.num_prompt, other.num_shareable, sequence.match_limit)
-            shared = min(_common_prefix(other.tokens, sequence.tokens), most)
-            if shared < self.limits.hold_back:
+            if most < hold_back or not _agree(other.tokens, tokens, 0, hold_back):
                 continue
             if cached < 0:
                 cached = self._cached(sequence)
-            if shared - cached >= self.limits.hold_back:
+            stop = cached + hold_back
+            # The last tokens first: before them is what may be long.
+            if most < stop or not _agree(other.tokens, tokens, max(cached, hold_back), stop):
+                continue
+            if _agree(other.tokens, tokens, hold_back, cached):
                 return True
         return False
 
@@ -678,8 +684,7 @@ def _launch(work: Work) -> None:
     sequence.check()
 
 
-def _common_prefix(a: list[int], b: list[int]) -> int:
-    """Length of the longest common prefix."""
-    most = min(len(a), len(b))
-    ours, theirs = a[:most], b[:most]
-    return most if ours == theirs else first_difference(ours, theirs)
+def _agree(a: list[int], b: list[int], start: int, stop: int) -> bool:
+    """True if both hold the same tokens from `start` to `stop` (half open). Copies BLOCK tokens at a time."""
+    bounds = ((first, min(first + BLOCK, stop)) for first in range(start, stop, BLOCK))
+    return all(a[first:last] == b[first:last] for first, last in bounds)

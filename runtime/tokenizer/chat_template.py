@@ -516,13 +516,14 @@ class Shield:
 
     def split(self, text: str) -> list[str | int]:
         """A rendered text cut at the template's own control tokens; the users' are text again."""
-        return [self.reveal(piece) if isinstance(piece, str) else piece for piece in self._control.split(text)]
+        hidden = {str(number): found for found, number in self._hidden.items()}
+        pieces = self._control.split(text)
+        return [self._reveal(piece, hidden) if isinstance(piece, str) else piece for piece in pieces]
 
-    def reveal(self, text: str) -> str:
-        """The text with placeholders replaced by what they stand for."""
+    def _reveal(self, text: str, hidden: Mapping[str, str]) -> str:
+        """The text with placeholders replaced by what they stand for, by their numbers."""
         if self._mark not in text:
             return text
-        hidden = {str(number): found for found, number in self._hidden.items()}
         restored: str = self._placeholder.sub(lambda match: hidden.get(match.group(1), match.group()), text)
         return restored
 

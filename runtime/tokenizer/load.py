@@ -26,6 +26,13 @@ Fields = Mapping[str, Any]
 Added = list[tuple[AddedToken, int]]
 
 _PREFIX = "tokenizer.ggml."
+_CHAT_TEMPLATE = "tokenizer.chat_template"
+_SETTINGS = (
+    "model", "pre", "add_bos_token", "add_space_prefix",
+    "bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id", "padding_token_id",
+)  # fmt: skip
+"""Metadata of a tokenizer that hold one value each."""
+
 _MAX_FILE_BYTES = 64 << 20
 """Bound of a JSON file: the largest that are known have half of it."""
 
@@ -39,6 +46,7 @@ _MAX_PAIRS = 1 << 30
 _MAX_GROWTH = 128
 """Characters that normalizer and pre_tokenizer may make of one; those of T5 make 72."""
 
+_MAX_CHAT_TEMPLATE = 1 << 20
 _MAX_TEMPLATE = 1 << 12
 _BYTES_OF_CHARACTER = 4
 
@@ -389,7 +397,12 @@ _SPLITS: Mapping[str, _Split] = {
 
 def read_gguf_tokenizer(file: GGUFFile) -> TokenizerParts:
     """The tokenizer in a GGUF file. Raises ModelError if it has none, or one of a kind that is not supported."""
-    return build_gguf_tokenizer({key: file.metadata(key) for key in file.keys if key.startswith("tokenizer.")})
+    fields: dict[str, Any] = {_PREFIX + name: file.metadata(_PREFIX + name) for name in _SETTINGS}
+    for name in ("token_type", "scores"):  # one for each token
+        fields[_PREFIX + name] = file.metadata(_PREFIX + name, most=file.num_tokens)
+    fields |= {_PREFIX + "tokens": file.tokens, _PREFIX + "merges": file.merges}
+    fields[_CHAT_TEMPLATE] = file.metadata(_CHAT_TEMPLATE, most=_MAX_CHAT_TEMPLATE)
+    return build_gguf_tokenizer({key: value for key, value in fields.items() if value is not None})
 
 
 def build_gguf_tokenizer(fields: Fields) -> TokenizerParts:
@@ -421,7 +434,7 @@ def build_gguf_tokenizer(fields: Fields) -> TokenizerParts:
     bos_id = _token_id(fields, "bos_token_id", len(tokens))
     declared = [_token_id(fields, f"{name}_token_id", len(tokens)) for name in ("eos", "eot", "eom")]
     adds_bos = bool(fields.get(_PREFIX + "add_bos_token", adds_bos))
-    template = fields.get("tokenizer.chat_template")
+    template = fields.get(_CHAT_TEMPLATE)
     return TokenizerParts(
         pipeline=pipeline,
         spellings=tuple(tokens),

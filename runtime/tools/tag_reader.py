@@ -62,7 +62,7 @@ class TagReader:
         self._longest = max(map(len, self._begins.values()), default=0)
         self._held = ""
         self._at = 0
-        self._blank = ""  # white space that is dropped if a call comes next
+        self._blank: list[str] = []  # white space that is dropped if a call comes next
         self._num_calls = 0
         self._value: ValueEnd | None = None  # of the call under way
         self._said = False
@@ -77,7 +77,7 @@ class TagReader:
     def finish(self) -> list[Said | Called]:
         """Returns what was held back until now: the beginning of a call is text, and the end of one nothing."""
         held = self._held[self._at :]
-        if self._value is not None or not (rest := self._blank + held):
+        if self._value is not None or not (rest := "".join((*self._blank, held))):
             return []
         return [Said(rest)] if held or not self._num_calls else []
 
@@ -109,7 +109,7 @@ class TagReader:
         if name is not None:
             pieces.append(Called(self._num_calls, name=name))
             self._num_calls += 1
-            self._at, self._blank = self._at + len(self._begins[name]), ""
+            self._at, self._blank = self._at + len(self._begins[name]), []
             self._value = ValueEnd()
             return True
         if self._num_held < self._longest:
@@ -133,11 +133,11 @@ class TagReader:
 
     def _say(self, text: str, pieces: list[Said | Called]) -> None:
         if not self._said and not text.strip():
-            self._blank += text
+            self._blank.append(text)
             return
         if text:
-            pieces.append(Said(self._blank + text))
-            self._blank, self._said = "", True
+            pieces.append(Said("".join((*self._blank, text))))
+            self._blank, self._said = [], True
 
 
 def find_mark(text: str, mark: str, start: int = 0) -> int:

@@ -17,6 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ...runtime.protocol.errors import ErrorInfo, to_exception
 from ...runtime.protocol.program import Delta, Done, Failed, ProgramEvent
+from ...runtime.protocol.request import TokenLogprob
 from ..errors import ApiError, ShuttingDownError, to_api_error
 from .access import request_id_of
 from .connection import ClientClosedError, Lifecycle, run_while_connected
@@ -35,6 +36,12 @@ MAX_ALL_BYTES = 128 << 20
 
 SMALL_BYTES = 64 << 10
 """Bytes of a program's end that is always taken."""
+
+ENTRY_BYTES = 384
+"""Bytes of memory that an event takes which waits, without its content."""
+
+MAX_MERGED_BYTES = 256 << 10
+"""Bytes from which on a delta grows no more: it is encoded for the client at once, which holds up the event loop."""
 
 NUM_AT_ONCE = 64
 """Items that are taken before others have their turn."""
@@ -306,11 +313,11 @@ class WaitingParts:
 
     def put(self, item: bytes) -> int:
         self._parts.append(item)
-        return len(item)
+        return sys.getsizeof(item)
 
     def take(self) -> tuple[bytes, int]:
         part = self._parts.popleft()
-        return part, len(part)
+        return part, sys.getsizeof(part)
 
     def clear(self) -> None:
         self._parts.clear()
@@ -334,21 +341,21 @@ class WaitingEvents:
 
     def put(self, item: ProgramEvent) -> int:
         if isinstance(item, Delta):
-            place = item.branch, item.name
-            grown = self._growing.get(place)
-            if grown is not None:
+            grown = self._growing.get((item.branch, item.name))
+            if grown is not None and grown.num_bytes < MAX_MERGED_BYTES:
                 return grown.grow(item)
-            entry = self._growing[place] = _Entry(item)
+        entry = _Entry(item)
+        if entry.place is not None:
+            self._growing[entry.place] = entry
         else:
-            entry = _Entry(item)
             self._growing.clear()  # nothing that is said later comes before this
         self._entries.append(entry)
         return entry.num_bytes
 
     def take(self) -> tuple[ProgramEvent, int]:
         entry = self._entries.popleft()
-        if isinstance(entry.event, Delta):
-            self._growing.pop((entry.event.branch, entry.event.name), None)
+        if entry.place is not None:
+            self._growing.pop(entry.place, None)
         return entry.whole(), entry.num_bytes
 
     def clear(self) -> None:
@@ -364,34 +371,54 @@ class WaitingEvents:
 
 
 class _Entry:
-    """An event that waits, with what later deltas have added to it."""
+    """An event that waits, with what later deltas have added to it.
 
-    __slots__ = ("event", "more", "num_bytes")
+    It is kept encoded: objects take several times the bytes, and nobody could tell how many. Only a program's end stays
+    an object, since its texts may be large.
+    """
+
+    __slots__ = ("_event", "_num_scores", "_scores", "_text", "num_bytes", "place")
 
     def __init__(self, event: ProgramEvent) -> None:
-        self.event = event
-        self.more: list[Delta] = []
-        self.num_bytes = _size(event)
+        self.place = (event.branch, event.name) if isinstance(event, Delta) else None
+        # A copy: what the encoder returns is cut off from a larger buffer, which stays.
+        self._event = event if isinstance(event, Done) else bytearray(msgspec.msgpack.encode(event))
+        self._text: bytearray | None = None
+        self._scores = bytearray()
+        self._num_scores = 0
+        self.num_bytes = ENTRY_BYTES + (_size(event) if isinstance(event, Done) else sys.getsizeof(self._event))
 
     def grow(self, delta: Delta) -> int:
         """Adds a delta of the same value; returns how many bytes more wait."""
-        self.more.append(delta)
-        num_bytes = _size(delta) if delta.logprobs else len(delta.text)
+        if self._text is None:
+            self._text = bytearray()
+        before = sys.getsizeof(self._text) + sys.getsizeof(self._scores)
+        self._text += delta.text.encode()
+        if delta.logprobs or delta.token_texts:
+            self._scores += msgspec.msgpack.encode((delta.logprobs, delta.token_texts))
+            self._num_scores += 1
+        num_bytes = sys.getsizeof(self._text) + sys.getsizeof(self._scores) - before
         self.num_bytes += num_bytes
         return num_bytes
 
     def whole(self) -> ProgramEvent:
-        if not self.more:
-            return self.event
-        assert isinstance(self.event, Delta)
-        deltas = (self.event, *self.more)
+        event = self._event if isinstance(self._event, Done) else _EVENTS.decode(self._event)
+        if self._text is None:
+            return event
+        assert isinstance(event, Delta)
+        added = _SCORES.decode(b"\xdd" + self._num_scores.to_bytes(4, "big") + self._scores)  # an array of them
+        scores = [(event.logprobs, event.token_texts), *added]
         return Delta(
-            self.event.branch,
-            self.event.name,
-            "".join(delta.text for delta in deltas),
-            tuple(entry for delta in deltas for entry in delta.logprobs),
-            {token: text for delta in deltas for token, text in delta.token_texts.items()},
+            event.branch,
+            event.name,
+            event.text + self._text.decode(),
+            tuple(entry for logprobs, _ in scores for entry in logprobs),
+            {token: text for _, texts in scores for token, text in texts.items()},
         )
+
+
+_EVENTS: msgspec.msgpack.Decoder[ProgramEvent] = msgspec.msgpack.Decoder(ProgramEvent)
+_SCORES = msgspec.msgpack.Decoder(tuple[tuple[tuple[TokenLogprob, ...], dict[int, str]], ...])
 
 
 def _size(event: ProgramEvent) -> int:

@@ -133,6 +133,9 @@ LOWEST = -9999.0
 ECHOED_TOKENS_AT_ONCE = 1024
 """Tokens of a prompt whose log-probabilities are written before others have their turn."""
 
+SENT_TOGETHER = 256
+"""Tokens whose log-probabilities a stream sends without text, if there is none meanwhile."""
+
 MAX_KEPT_LOGPROBS = 1 << 19
 """Log-probabilities of a whole answer, alternatives included; a stream may have any number."""
 
@@ -348,30 +351,41 @@ class ReasoningReader:
 
 
 class AutoReader:
-    """The text may be calls, as plain JSON or between tags, or anything else; only what may be a call is held back."""
+    """The text may be calls, as plain JSON or between tags, or anything else; only what may be a call is held back.
+
+    What is held is looked at once: it may be all of an answer.
+    """
 
     def __init__(self, toolbox: Toolbox) -> None:
         self._toolbox = toolbox
-        self._held = ""
+        self._held: list[str] = []
+        self._blank = True  # nothing but white space has come
+        self._calls = False  # what is held begins like calls, so that all of the rest is held
         self._any_said = False
 
     def push(self, text: str) -> list[Piece]:
-        self._held += text
-        bare = self._held.lstrip()
-        if not self._any_said and (not bare or bare[0] in "{["):
+        if not text:
             return []
-        start = find_mark(self._held, OPEN_TAG)
-        said, self._held = self._held[:start], self._held[start:]
-        if not said.strip() and not self._any_said:
-            self._held = said + self._held
+        if self._calls or (self._blank and not text.strip()):
+            self._held.append(text)
             return []
+        held, self._blank = "".join(self._held) + text, False
+        start = find_mark(held, OPEN_TAG)
+        said = held[:start]
+        self._calls = held.startswith(OPEN_TAG, start)
+        if not self._any_said and (not said.strip() or said.lstrip()[0] in "{["):
+            self._calls = self._calls or bool(said.strip())
+            self._held = [held]
+            return []
+        self._held = [held[start:]]
         self._any_said = self._any_said or bool(said)
         return [Said(said)] if said else []
 
     def finish(self) -> list[Piece]:
-        calls = parse_calls(self._held, self._toolbox.functions)
+        held = "".join(self._held)
+        calls = parse_calls(held, self._toolbox.functions)
         if not calls:
-            return [Said(self._held)] if self._held else []
+            return [Said(held)] if held else []
         if not self._toolbox.parallel:
             calls = calls[:1]
         return [
@@ -448,6 +462,8 @@ class _ChatAnswer:
         if output.finish is not None:
             pieces += self._reader.finish()
         chunks = [self._chunk(self._delta(piece)) for piece in pieces]
+        if len(self._pending) >= SENT_TOGETHER:
+            chunks.append(self._chunk(Delta()))
         if output.finish is not None:
             calls = self._calls and not self._forced_call
             self._finish_reason = "length" if output.finish.reason == "length" else "tool_calls" if calls else "stop"
@@ -455,7 +471,8 @@ class _ChatAnswer:
         return chunks
 
     def _chunk(self, delta: Delta, finish_reason: str | None = None) -> ChunkChoice:
-        """Log-probabilities wait for the next chunk: text is held back while it could become a stop string."""
+        """Log-probabilities wait for the next chunk, some time: text is held back while it could become a stop string
+        or a call."""
         logprobs = ChoiceLogprobs(self._pending) if self._pending else None
         if self._kept.whole:
             self._logprobs += self._pending
@@ -580,16 +597,22 @@ class CompletionReply:
                 answer = self._answers[index]
                 answer.texts.append(echo)
                 answer.lists.follow(lists)
-                answer.pending += logprobs
-                yield self._chunk(index, echo, None if self._generates else answer.finish_reason)
+                text = echo
+                for part in logprobs[:-1]:  # each in a chunk of its own: none holds up others for long
+                    answer.pending.append(part)
+                    yield self._chunk(index, text, None)
+                    text = ""
+                answer.pending += logprobs[-1:]
+                yield self._chunk(index, text, None if self._generates else answer.finish_reason)
 
     def _echo_logprobs(self, prompt: int, lists: LogprobLists) -> Iterator[CompletionLogprobs]:
         """Yields those of a prompt in parts, which are the same in all its answers; its scores are dropped."""
         scores, self._scores[prompt] = self._scores[prompt], []
         for _ in range(self._children):
             self._kept.add(scores)
-        yield lists.unknown(self._prompts[prompt][0])
-        for start in range(0, len(scores), ECHOED_TOKENS_AT_ONCE):
+        first = lists.unknown(self._prompts[prompt][0])
+        yield joined((first, lists.known(scores[:ECHOED_TOKENS_AT_ONCE])))
+        for start in range(ECHOED_TOKENS_AT_ONCE, len(scores), ECHOED_TOKENS_AT_ONCE):
             yield lists.known(scores[start : start + ECHOED_TOKENS_AT_ONCE])
 
     def add(self, index: int, output: RequestOutput) -> list[Completion]:
@@ -600,7 +623,8 @@ class CompletionReply:
             self._kept.add(output.logprobs)
             answer.pending.append(answer.lists.known(output.logprobs))
         if output.finish is None:
-            return [self._chunk(index, output.text, None)] if output.text else []
+            sends = output.text or len(answer.pending) >= SENT_TOGETHER
+            return [self._chunk(index, output.text, None)] if sends else []
         self._usage.add(index, output.finish.usage)
         answer.finish_reason = "length" if output.finish.reason == "length" else "stop"
         chunk = self._chunk(index, output.text, answer.finish_reason)

@@ -10,7 +10,7 @@ import asyncio
 import re
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Scope
 
-from ...constrain.errors import GrammarError, GrammarTooComplexError, cut
+from ...constrain.errors import GrammarError, GrammarTooComplexError, cut, quoted
 from ...constrain.spec import excess_of
 from ...runtime.client.client import EngineClient
 from ...runtime.programs.room import check_room
@@ -48,6 +48,7 @@ from ...runtime.templates.fill import check_template, fill
 from ...runtime.templates.results import Results
 from ...runtime.templates.validate import rehearse
 from ...runtime.tokenizer.tokenizer import Tokenizer
+from ...runtime.tools.registry import unknown_tool
 from ..errors import ApiError, from_error_info, invalid, to_api_error
 from ..http.access import caller_of, request_id_of, require_admin, visit_of
 from ..http.answers import DONE, PING, Backlog, EventStream, Merged, WaitingEvents, event, note_error
@@ -92,7 +93,7 @@ class Programs:
         data = await self._service.read_body(request)
         read = partial(_program, data, self._service.client.tokenizer)
         program = await self._service.beside(request, read, size=len(data))
-        _check_tools(program.ops, caller_of(request.scope).limits.tools)
+        _check_tools(program.ops, caller_of(request.scope).limits.tools, self._service.client.tools)
         if program.id in self._templates and not program.resume and _may_see(request, program.id):
             raise invalid("id", f"{program.id!r} is the name of a deployed program: choose another id")
         context = self._service.context(request, program.namespace or None)
@@ -198,7 +199,7 @@ class Programs:
     async def call(self, request: HttpRequest) -> Response:
         """Runs a program. The body holds its arguments; with `?stream=true` the answer is a stream of events."""
         template, size = self._find(request)
-        _check_tools(template.ops, caller_of(request.scope).limits.tools, param="name")
+        _check_tools(template.ops, caller_of(request.scope).limits.tools, self._service.client.tools, param="name")
         body = await self._service.read_body(request)
         context, size = self._service.context(request, None), max(size, len(body))
         ops, result = await self._service.beside(request, lambda: fill(template, _arguments(body)), size=size)
@@ -274,12 +275,23 @@ def _inner(op: Op) -> tuple[Op, ...]:
     return (*op.then, *op.otherwise) if isinstance(op, When) else op.body if isinstance(op, Repeat) else ()
 
 
-def _check_tools(ops: tuple[Op, ...], allowed: tuple[str, ...] | None, *, param: str = "ops") -> None:
-    """Raises ApiError if a tool is called that the key may not call."""
-    for op in walk(ops):
+def _check_tools(
+    ops: tuple[Op, ...], allowed: tuple[str, ...] | None, known: Collection[str], *, param: str = "ops"
+) -> None:
+    """Checks that a key may call the tools of a program. The engine's own refusal would name the tools of all keys.
+
+    Raises:
+        ApiError: it may not call one.
+        RequestError: it may, but there is no such tool.
+    """
+    if allowed is None:
+        return
+    for index, op in enumerate(walk(ops)):
         for name in named_tools(op):
-            if allowed is not None and name not in allowed:
-                raise ApiError(403, "tool_not_allowed", f"The key may not call the tool {name!r}.", param=param)
+            if name not in allowed:
+                raise ApiError(403, "tool_not_allowed", f"The key may not call the tool {quoted(name)}.", param=param)
+            if name not in known:
+                raise unknown_tool(index, name, set(allowed).intersection(known))
 
 
 def _arguments(data: bytes) -> dict[str, Any]:

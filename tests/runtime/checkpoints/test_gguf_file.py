@@ -13,7 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bough.runtime.checkpoints.config import read_config
 from bough.runtime.checkpoints.gguf_file import FORMATS, GGUFFile
+from bough.runtime.checkpoints.inventory import read_facts
 from bough.runtime.protocol.errors import ModelError
 
 U8, U32, U64, I32, F32, BOOL, STRING, ARRAY = 0, 4, 10, 5, 6, 7, 8, 9
@@ -122,6 +124,7 @@ def test_formats_are_the_formats_of_the_gguf_package() -> None:
 
 
 HUGE = 1 << 62
+LONG = struct.pack("<IQ", U8, 1 << 20) + bytes(1 << 20)
 MALFORMED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "empty": (lambda p: write(p, keep=0), "cannot be read"),
     "not gguf": (lambda p: write(p, magic=b"GGML"), "not a GGUF file"),
@@ -147,6 +150,7 @@ MALFORMED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "alignment": (lambda p: write(p, fields=[entry("general.alignment", U32, b"\3\0\0\0")]), "alignment"),
     "no alignment": (lambda p: write(p, fields=[entry("general.alignment", U32, b"\0\0\0\0")]), "alignment"),
     "alignment is text": (lambda p: write(p, fields=[entry("general.alignment", STRING, text("x"))]), "alignment"),
+    "alignment is long": (lambda p: write(p, fields=[entry("general.alignment", ARRAY, LONG)]), "alignment"),
     "tensor twice": (lambda p: write(p, tensors=[TWO[0], TWO[0]]), "twice"),
     "no dimension": (lambda p: write(p, tensors=[tensor("t", [])]), "dimensions"),
     "many dimensions": (lambda p: write(p, tensors=[tensor("t", [1] * 5)]), "dimensions"),
@@ -181,6 +185,23 @@ def test_the_unharmed_file_is_accepted(tmp_path: Path) -> None:
     assert file.tokens == ["a", "é", "<|end|>"]
     assert file.merges == []
     assert file.blocks(file.tensors()["second"]).view("<f4").tolist() == [list(range(16, 24))]
+
+
+@pytest.mark.parametrize("value", [LONG, struct.pack("<IQ", STRING, 1 << 17) + bytes(1 << 20)])
+def test_values_are_bounded_unless_more_is_asked_for(value: bytes, tmp_path: Path) -> None:
+    file = GGUFFile(write(tmp_path / "long.gguf", fields=[entry("general.architecture", ARRAY, value)]))
+    for read in (
+        lambda: file.metadata("general.architecture"),
+        lambda: read_config(file),
+        lambda: read_facts(file.path),
+    ):
+        tracemalloc.start()
+        try:
+            with pytest.raises(ModelError, match=r"architecture has .* elements"):
+                read()
+            assert tracemalloc.get_traced_memory()[1] < 1 << 19
+        finally:
+            tracemalloc.stop()
 
 
 def test_tokens_of_another_type_are_refused(tmp_path: Path) -> None:

@@ -6,11 +6,12 @@ import errno
 import io
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from bough.runtime.client.lines import LineWriter
+from bough.runtime.client.lines import MAX_WAITING_BYTES, LineWriter
 
 FULL_DISK = """
 import resource, sys
@@ -75,6 +76,38 @@ def test_a_process_without_standard_error_loses_its_lines(monkeypatch: pytest.Mo
     lines.write("line 1")
     lines.flush()
     assert told.getvalue().splitlines() == ["1 lines were dropped", "line 1"]
+
+
+class SlowDisk(io.StringIO):
+    """A disk that takes nothing until it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.free = threading.Event(), threading.Event()
+
+    def write(self, text: str) -> int:
+        self.asked.set()
+        self.free.wait(60)
+        return super().write(text)
+
+
+def test_lines_that_wait_are_bounded_in_bytes_too() -> None:
+    disk = SlowDisk()
+    lines = LineWriter(disk, dropped="{} lines were dropped".format)
+    lines.write("first")
+    assert disk.asked.wait(60)
+    line = "\N{SNOWMAN}" * (MAX_WAITING_BYTES // 20)  # of two bytes each: ten of them are too many
+    for _ in range(30):
+        lines.write(line)
+    lines.write("short")  # fits still
+    disk.free.set()
+    lines.flush()
+    for _ in range(9):  # what was written makes room
+        lines.write(line)
+    lines.write("last")
+    lines.flush()
+    long = [line] * 9
+    assert disk.getvalue().splitlines() == ["first", *long, "21 lines were dropped", "short", *long, "last"]
 
 
 SIGNALS = """

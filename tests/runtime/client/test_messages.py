@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from bough.runtime.client import messages
 from bough.runtime.client.engine_process import _refuse, tell
 from bough.runtime.client.messages import (
     Abort,
@@ -90,6 +91,7 @@ def test_a_writer_that_fails_breaks_the_link(pair: tuple[socket.socket, socket.s
     writer.put(Abort("1"))
     far.settimeout(5.0)
     assert far.recv(1) == b""
+    writer._thread.join(5.0)  # it tells its peer first
     writer.wait_for_room()
     writer.put(Abort("2"))  # lost, and not kept
     writer.close()
@@ -97,7 +99,31 @@ def test_a_writer_that_fails_breaks_the_link(pair: tuple[socket.socket, socket.s
     assert not writer._queue.qsize() > 1
 
 
-def test_who_says_much_waits_until_it_is_read(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_reader_that_stands_still_is_waited_for_once(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "ROOM_TIMEOUT_S", 0.5)
+    writer = FrameWriter(pair[0])
+    reader = read_frames(pair[1], ToEngine)
+
+    def say(count: int) -> float:
+        began = time.monotonic()
+        for _ in range(count):
+            writer.put(Drop("x" * 1_000_000))
+            writer.wait_for_room()
+        return time.monotonic() - began
+
+    assert 0.4 < say(20) < 5.0
+    assert len(list(itertools.islice(reader, 20))) == 20
+    assert 0.4 < say(20) < 5.0  # it had gone on
+    pair[1].close()
+    writer.close()
+
+
+def test_who_says_much_waits_until_it_is_read(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "ROOM_TIMEOUT_S", 30.0)
     writer = FrameWriter(pair[0])
     said: list[int] = []
 

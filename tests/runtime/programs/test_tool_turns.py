@@ -217,6 +217,33 @@ def test_the_chat_is_as_the_template_writes_it(template: str, system: str | None
     assert found.endswith("".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in talk))
 
 
+NO_SYSTEM = """\
+{%- for message in messages %}
+{%- if message.role == 'system' %}{{ raise_exception('no system messages') }}{% endif %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+
+
+@pytest.mark.parametrize("before", ["", "A text outside of messages. "])
+@pytest.mark.parametrize("template", [PLAIN_CHATML, NO_SYSTEM])
+def test_a_description_of_tools_is_encoded_where_it_is_shown(
+    template: str, before: str, place_of: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, encoded = place_of(template), list[str]()
+    encode_pieces = Tokenizer.encode_pieces
+
+    def noted(self: Tokenizer, pieces: Sequence[str | int]) -> list[int]:
+        encoded.extend(piece for piece in pieces if isinstance(piece, str) and "You can call these" in piece)
+        return encode_pieces(self, pieces)
+
+    monkeypatch.setattr(Tokenizer, "encode_pieces", noted)
+    texts = [Text(0, (before,))] if before else []
+    heard = place.run([*texts, *chat(), *turn(parallel=False), RoleEnd(0)], keep=True)
+    first = "system" if template == PLAIN_CHATML and not before else "user"
+    assert text_of(heard).startswith(f"{before}<|im_start|>{first}\nYou can call these functions:\n")
+    assert len(encoded) == 1
+
+
 def test_what_tools_say_is_never_a_control_token(place_of: Make) -> None:
     place = place_of(QWEN)
     heard = place.run([*chat(), *turn(parallel=False), RoleEnd(0)], trace=True)

@@ -230,6 +230,73 @@ def test_a_prefix_that_is_being_computed_is_waited_for() -> None:
     assert ideal - 24 <= simulation.computed <= ideal + 8
 
 
+def awaits(scheduler: Scheduler, waiting: Sequence, computing: list[Sequence]) -> bool:
+    """True if a prefix that is being computed is longer than the cached one by `hold_back` tokens."""
+    cached = scheduler.cache.cached_tokens(waiting.tokens, waiting.namespace)
+    for other in computing:
+        pairs = enumerate(zip(other.tokens, waiting.tokens, strict=False))
+        common = next((index for index, (ours, theirs) in pairs if ours != theirs), None)
+        common = min(len(other.tokens), len(waiting.tokens)) if common is None else common
+        shared = min(common, other.num_prompt, other.num_shareable, waiting.match_limit)
+        if other.namespace == waiting.namespace and common and shared - cached >= scheduler.limits.hold_back:
+            return True
+    return False
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_a_prefix_is_waited_for_exactly_where_it_saves_enough(data: st.DataObject) -> None:
+    stem = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=700), "stem")
+
+    def drawn(name: str, num_generated: int = 0) -> Sequence:
+        tokens = stem[: data.draw(st.integers(1, len(stem)), "cut")]
+        if data.draw(st.booleans(), "changed"):
+            tokens[data.draw(st.integers(0, len(tokens) - 1), "place")] = 7
+        tokens += data.draw(st.lists(st.integers(0, 1), min_size=2, max_size=4), "tail")
+        start = data.draw(st.none() | st.integers(0, len(tokens) - 1), "score")
+        scoring = None if start is None else Scoring(start)
+        made = sequence(name, tokens, score=scoring, namespace=data.draw(st.sampled_from(["", "a"]), "namespace"))
+        made.num_prompt -= num_generated
+        return made
+
+    limits = SchedulerLimits(hold_back=data.draw(st.integers(1, 20) | st.integers(1, 400), "hold_back"))
+    scheduler = Scheduler(PrefixCache(512, 2), limits)
+    for number in range(data.draw(st.integers(0, 2), "cached")):
+        known = drawn(f"cached {number}")
+        lease = scheduler.cache.open(known.tokens, known.namespace, limit=known.match_limit)
+        if scheduler.cache.reserve(lease, len(known.tokens)):
+            scheduler.cache.commit(lease, known.tokens, len(known.tokens) - 1)
+        scheduler.cache.close(lease, known.tokens, 0)
+    computing = [drawn(f"computing {number}", number % 2) for number in range(data.draw(st.integers(1, 4), "others"))]
+    waiting = drawn("waiting")
+    assert scheduler._awaits_prefix(waiting, computing) == awaits(scheduler, waiting, computing)
+
+
+class CountedTokens(list[int]):
+    """Counts the tokens that are copied."""
+
+    copied: list[int]
+
+    def __getitem__(self, key):
+        if isinstance(key, slice):
+            self.copied.append(len(range(*key.indices(len(self)))))
+        return super().__getitem__(key)
+
+
+@pytest.mark.parametrize("num_equal", [0, 20, 60_000, 100_000])
+def test_to_compare_prompts_is_to_copy_little(num_equal: int) -> None:
+    scheduler = Scheduler(PrefixCache(16, 4), SchedulerLimits())
+    tokens = list(range(100_000))
+    scheduler.cache.cached_tokens = lambda *_, **__: 90_000  # type: ignore[method-assign]
+    other = sequence("computing", tokens[:num_equal] + [-1] * (100_000 - num_equal))
+    waiting = sequence("waiting", tokens)
+    other.tokens, waiting.tokens = CountedTokens(other.tokens), CountedTokens(waiting.tokens)
+    CountedTokens.copied = []
+    assert scheduler._awaits_prefix(waiting, [other]) == (num_equal == 100_000)
+    assert max(CountedTokens.copied, default=0) < 1000
+    assert num_equal == 100_000 or sum(CountedTokens.copied) < 100
+
+
 def test_a_retracted_sequence_finds_what_it_computed() -> None:
     simulation = Simulation(num_pages=14, page_size=4, limits=SchedulerLimits(max_batch_tokens=64, hold_back=100))
     for index in range(2):

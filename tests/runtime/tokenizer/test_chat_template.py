@@ -280,6 +280,26 @@ def test_the_longest_control_token_counts_and_some_swallow_white_space():
     assert greedy.split("<u> \n<m>") == [1, 2]
 
 
+class CountedHidden(dict[str, int]):
+    num_read = 0
+
+    def items(self):
+        self.num_read += 1
+        return super().items()
+
+
+def test_hidden_texts_are_looked_through_once_for_all_pieces() -> None:
+    shield = Shield(CONTROL, [])
+    hidden = shield._hidden = CountedHidden()
+    end = next(iter(CONTROL.ids))
+    chat = end.join(shield.hide([f"{number} {text}" for number in range(100) for text in CONTROL.ids]))
+    pieces = shield.split(chat)
+    assert [piece for piece in pieces if isinstance(piece, str)] == [
+        f"{number} {text}" for number in range(100) for text in CONTROL.ids
+    ]
+    assert hidden.num_read == 1
+
+
 def test_a_shield_works_when_every_private_character_is_taken():
     text = "".join(map(chr, range(0xE000, 0xF900))) + "<s>\ue0000\ue000\ue0009\ue000"
     shield = Shield(CONTROL, [text])

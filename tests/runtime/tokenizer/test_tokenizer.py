@@ -11,14 +11,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gguf
 import pytest
 import tokenizers
+from gguf import GGUFValueType
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from bough.runtime.checkpoints.gguf_file import GGUFFile
 from bough.runtime.protocol.errors import EngineError, ModelError, RequestError
-from bough.runtime.tokenizer.load import build_gguf_tokenizer, check_growth, load_tokenizer
+from bough.runtime.tokenizer.load import build_gguf_tokenizer, check_growth, load_tokenizer, read_gguf_tokenizer
 from bough.runtime.tokenizer.tokenizer import TextPipeline, Tokenizer
 
 CORPUS = [
@@ -352,6 +355,55 @@ def test_metadata_that_cannot_be_used_are_named(changes, message):
         build_gguf_tokenizer({**fields, **{f"tokenizer.ggml.{key}": value for key, value in changes.items()}})
     with pytest.raises(ModelError, match="scores"):
         build_gguf_tokenizer(sentencepiece_fields(scores=[0.0]))
+
+
+def save_gguf(path: Path, fields: dict[str, Any]) -> Path:
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in fields.items():
+        kind = GGUFValueType.ARRAY if isinstance(value, list | bytes) else GGUFValueType.get_type(value)
+        writer.add_key_value(key, value, kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("fields", [gguf_fields(trained(*FAMILIES["smollm"]), "smollm"), sentencepiece_fields()])
+def test_only_the_metadata_that_a_tokenizer_needs_are_decoded(fields: dict[str, Any], tmp_path: Path) -> None:
+    unused = {"tokenizer.ggml.precompiled_charsmap": bytes(1 << 20), "tokenizer.huggingface.json": "{" * (4 << 20)}
+    path = save_gguf(tmp_path / "model.gguf", {**fields, **unused})
+    tracemalloc.start()
+    try:
+        parts = read_gguf_tokenizer(GGUFFile(path))
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
+    told = build_gguf_tokenizer(fields)
+    assert parts.spellings == told.spellings
+    assert (parts.bos_id, parts.adds_bos, parts.eos_ids) == (told.bos_id, told.adds_bos, told.eos_ids)
+    assert parts.chat_template == told.chat_template
+    assert Tokenizer(parts).encode("the quick") == Tokenizer(told).encode("the quick")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "ggml.model", "ggml.pre", "ggml.tokens", "ggml.token_type", "ggml.merges", "ggml.scores", "ggml.bos_token_id",
+        "ggml.eos_token_id", "ggml.eot_token_id", "ggml.eom_token_id", "ggml.padding_token_id", "ggml.add_bos_token",
+        "ggml.add_space_prefix", "chat_template",
+    ],
+)  # fmt: skip
+def test_metadata_of_another_type_take_no_memory(key: str, tmp_path: Path) -> None:
+    fields = gguf_fields(trained(*FAMILIES["smollm"]), "smollm")
+    path = save_gguf(tmp_path / "model.gguf", {**fields, f"tokenizer.{key}": bytes(5 << 20)})
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelError, match=key):
+            read_gguf_tokenizer(GGUFFile(path))
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def save_folder(folder: Path, reference: tokenizers.Tokenizer, **settings: Any) -> Path:

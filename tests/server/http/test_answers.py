@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
+import msgspec
 import pytest
 
 from bough.runtime.protocol.errors import EngineError
 from bough.runtime.protocol.program import Assign, Delta, Done, Failed, Program, ProgramEvent, Skipped, Value
 from bough.runtime.protocol.request import TokenLogprob
 from bough.server.http import answers
-from bough.server.http.answers import MAX_WAITING_BYTES, Backlog, Budget, WaitingEvents, WaitingParts
+from bough.server.http.answers import MAX_MERGED_BYTES, MAX_WAITING_BYTES, Backlog, Budget, WaitingEvents, WaitingParts
 
 from ..conftest import Running, Start
 from ..fake_client import FakeClient, Script
@@ -102,6 +105,50 @@ def test_deltas_that_grow_together_keep_their_log_probabilities() -> None:
     assert "".join(delta.text for delta in deltas).endswith("198 199 .")
 
 
+def scored(number: int) -> Delta:
+    top = tuple((number + other, -1.0 - other) for other in range(5))
+    return Delta(0, "x", "ü", (TokenLogprob(number, -1.0 - number, top),), {number: "ü"})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda number: Delta(0, "x", "a"),
+        lambda number: Delta(0, "x", "\N{SNOWMAN}"),
+        lambda number: Delta(number % 100, "x", "a"),
+        lambda number: value("short"),
+        lambda number: [Delta(0, "x", "a"), Skipped(0, "y")][number % 2],
+        scored,
+    ],
+)
+def test_what_waits_takes_the_memory_that_is_counted(make: Callable[[int], ProgramEvent]) -> None:
+    encode, decode = msgspec.msgpack.encode, msgspec.msgpack.Decoder(ProgramEvent).decode
+    waiting, num_bytes = WaitingEvents(), 0
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for number in range(20_000):
+            num_bytes += waiting.put(decode(encode(make(number))))  # as it comes from the engine's process
+        num_held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert num_held <= 1.1 * num_bytes + 20_000
+    assert num_bytes <= 2 * num_held + 20_000
+    while waiting:
+        num_bytes -= waiting.take()[1]
+    assert num_bytes == 0
+
+
+def test_deltas_that_have_grown_large_grow_no_more() -> None:
+    waiting = WaitingEvents()
+    for number in range(300):
+        waiting.put(Delta(0, "x", f"{number % 10}" * 10_000))
+    taken = [waiting.take()[0] for _ in range(len(waiting))]
+    texts = [event.text for event in taken if isinstance(event, Delta)]
+    assert "".join(texts) == "".join(f"{number % 10}" * 10_000 for number in range(300))
+    assert max(map(len, texts)) <= MAX_MERGED_BYTES + 10_000
+
+
 def test_log_probabilities_that_wait_are_counted() -> None:
     scored = Delta(0, "x", "a", tuple(TokenLogprob(number, -1.0) for number in range(100)), {})
     source = Source(scored for _ in range(10_000))
@@ -119,7 +166,7 @@ def test_too_much_that_waits_stops_the_program_and_says_so() -> None:
     source = Source(value("x" * 1000) for _ in range(10_000))
 
     async def read() -> list[ProgramEvent]:
-        backlog = of_program(source(), max_bytes=100_000)
+        backlog = of_program(source(), max_bytes=200_000)
         await settled(backlog)
         return [event async for event in backlog]
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, cast
 
 import pytest
 
 from bough.constrain.receipt import Receipt, Violation
 from bough.runtime.protocol.errors import ErrorInfo
-from bough.runtime.protocol.request import RequestOutput, TokenLogprob
+from bough.runtime.protocol.request import Finish, Request, RequestOutput, TokenLogprob, Usage
+from bough.runtime.protocol.sampling_params import SamplingParams
 from bough.server.http.answers import Merged
 from bough.server.openai import replies
-from bough.server.openai.objects import CompletionBody
-from bough.server.openai.replies import CompletionReply, Header, Scores, ShownTokens
+from bough.server.openai.objects import ChatBody, CompletionBody, FunctionDefinition
+from bough.server.openai.replies import ChatReply, CompletionReply, Header, Scores, ShownTokens
 from bough.server.openai.requests import Job
+from bough.server.openai.tools import Toolbox
 from bough.server.service import _chunks, _collect
 
 from ..conftest import Running, Start
@@ -130,8 +133,46 @@ def test_log_probabilities_of_a_long_prompt_are_written_in_parts(monkeypatch: py
 
     (num_turns, chunks), (_, whole) = write(10), write(1000)
     assert num_turns >= 10
-    assert (len(chunks), chunks) == (2, whole)
-    assert len(chunks[0].choices[0].logprobs.text_offset) == 101
+    assert len(whole) == 2
+    assert max(len(chunk.choices[0].logprobs.tokens) for chunk in chunks) == 11
+    for index in range(2):
+        mine = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == index]
+        other = [chunk.choices[0] for chunk in whole if chunk.choices[0].index == index]
+        assert "".join(choice.text for choice in mine) == "aaa"
+        assert [choice.finish_reason for choice in mine] == [*[None] * (len(mine) - 1), "length"]
+        assert replies.joined(choice.logprobs for choice in mine) == replies.joined(each.logprobs for each in other)
+        assert len(replies.joined(choice.logprobs for choice in mine).tokens) == 101
+
+
+def generated(num_tokens: int, text: str) -> Iterator[RequestOutput]:
+    for index in range(num_tokens):
+        yield RequestOutput(id="c", text=text, tokens=(97,), logprobs=(TokenLogprob(97, -float(index)),))
+    yield RequestOutput(id="c", text="", finish=Finish(reason="length", usage=Usage()))
+
+
+def test_log_probabilities_of_text_that_is_held_back_are_sent_meanwhile() -> None:
+    """All of an answer may be held back, which may be a call: they took 200 MB, and one event had them all."""
+    shown, header = ShownTokens(cast("Any", ByteTokenizer())), Header(id="c", model="m", created=0)
+    asked = Request(id="c", prompt=(97,), sampling=SamplingParams(max_tokens=1000))
+    toolbox = Toolbox("auto", {"f": FunctionDefinition(name="f")})
+    chat = ChatBody(model="m", messages=[], logprobs=True, stream=True)
+    completion = CompletionBody(model="m", prompt="a", logprobs=0, stream=True)
+    for reply, text in (
+        (ChatReply(chat, Job((asked,), ((97,),), toolbox=toolbox), header, shown), "{"),
+        (CompletionReply(completion, Job((asked,), ((97,),)), header, shown, scores=[]), ""),
+    ):
+        choices = [
+            choice for output in generated(1000, text) for chunk in reply.add(0, output) for choice in chunk.choices
+        ]
+        parts: list[Any] = [choice.logprobs for choice in choices if choice.logprobs is not None]
+        logprobs = [
+            value
+            for part in parts
+            for value in (getattr(part, "token_logprobs", None) or [each.logprob for each in part.content])
+        ]
+        assert logprobs == [-float(index) for index in range(1000)]
+        assert len(parts) >= 1000 // replies.SENT_TOGETHER
+        assert [choice.finish_reason for choice in choices] == [*[None] * (len(choices) - 1), "length"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

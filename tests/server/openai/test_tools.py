@@ -207,6 +207,15 @@ def test_how_a_text_is_cut_does_not_matter(text: str, data: st.DataObject) -> No
             assert said == text
 
 
+@pytest.mark.parametrize("beginning", ["", "{", "Hi <tool_call>", " <tool_call"])
+def test_an_answer_that_is_held_back_is_read_in_linear_time(beginning: str) -> None:
+    """White space took 8 s here, when all that is held was looked through for each token."""
+    one, began = AutoReader(toolbox()), time.thread_time()
+    pieces = [beginning, *[" " * 80] * 20_000]
+    assert read(one, pieces) == ("".join(pieces), [])
+    assert time.thread_time() - began < 2.0
+
+
 @pytest.mark.parametrize(
     "text",
     [

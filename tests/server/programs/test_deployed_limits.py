@@ -261,3 +261,19 @@ def test_a_deployed_program_calls_no_tool_that_its_caller_may_not(start: Start) 
     refused = team.post("/v1/programs/shout", json={"a": 1})
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "tool_not_allowed")
     assert everything.post("/v1/programs/shout", json={"a": 1}).status_code == 200
+
+
+def test_an_unknown_tool_is_refused_without_the_names_of_tools_that_the_key_may_not_call(start: Start) -> None:
+    engine = FakeClient()
+    for name in ("upper", "payroll"):
+        tool = UpperTool()
+        tool.name = name
+        engine.register_tool(tool)
+    server = start(engine, keys=parse_keys(["team key-t tools=upper,gone"]))
+    team = server.http(headers={"authorization": "Bearer key-t"})
+    sent = {"id": "p", "ops": [{"type": "use", "branch": 0, "name": "x", "tool": "gone"}]}
+    refused = team.post("/v1/programs", json=sent)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"], error["param"]) == (400, "unknown_tool", "ops")
+    assert "'gone'" in error["message"] and "there are: 'upper'" in error["message"]
+    assert "payroll" not in refused.text
