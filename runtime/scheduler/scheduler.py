@@ -531,11 +531,12 @@ class Scheduler:
     def _order(self) -> Iterator[Sequence]:
         """Yields the waiting, the next one when it is decided about those before.
 
-        Only the first `window` are looked at, an equal part of each tenant, so that a step's cost is bounded.
+        Only the first `window` are looked at, of each tenant as many as its weight gives it, so that a step's cost is
+        bounded; one at least, for none is left out.
         """
         lines = {tenant: list(line) for tenant, line in self.waiting.lines.items()}  # without who is put back meanwhile
         seats = Counter(sequence.tenant for sequence in self.running)
-        window = max(self.limits.window // len(lines), 1)
+        part = self.limits.window / sum(self.weights.get(tenant, 1) for tenant in lines)
         heap = [
             (self._share(tenant, seats[tenant]), line[0].standing.arrival, tenant) for tenant, line in lines.items()
         ]
@@ -544,6 +545,7 @@ class Scheduler:
         while heap:
             _, _, tenant = heapq.heappop(heap)
             if tenant not in ordered:
+                window = max(int(part * self.weights.get(tenant, 1)), 1)
                 ordered[tenant] = deque(self._line(lines[tenant], window))
             line = ordered[tenant]
             sequence = line.popleft()

@@ -192,6 +192,18 @@ def test_seats_and_tokens_are_in_proportion_to_weights() -> None:
         assert seats[name] / seats.total() == pytest.approx(part, abs=0.04)
 
 
+def test_answers_of_one_length_leave_seats_in_proportion_to_weights() -> None:
+    """All end at once, and what is looked at in a step does not fill the seats."""
+    limits = {"max_num_seqs": 6, "max_batch_tokens": 64, "window": 4}
+    simulation = flooded(3, prompt=5, answer=7, num_each=80, weights={"key0": 5, "key1": 2, "key2": 2}, **limits)
+    seats: Counter[str] = Counter()
+    for _ in range(70):
+        simulation.step()
+        seats.update(one.tenant for one in simulation.scheduler.running)
+    for name, part in (("key0", 5 / 9), ("key1", 2 / 9), ("key2", 2 / 9)):
+        assert seats[name] / 70 == pytest.approx(6 * part, abs=1.0)
+
+
 @pytest.mark.parametrize(
     ("num_tenants", "weights", "max_num_seqs"), [(4, {"key0": 7, "key1": 3}, 9), (5, {}, 8)], ids=["weights", "equal"]
 )
