@@ -610,12 +610,14 @@ class SchedulerWorld:
         """Keys that want all get seats in proportion to their weights; one that comes late gets one within an answer of
         each key."""
         seats, length = self.limits.max_num_seqs, 12
+        names = ("a", "b", "c")[: min(3, seats)]
         room = seats * -(-length // self.page_size) < self.num_pages - 1
         if not room or self.limits.max_batch_tokens < 3 * seats or seats < 2 or self.device.nan_every is not None:
             return
+        if self.limits.window < len(names):  # whatever the weights, a step looks at one of each
+            return
         self.counts["competitions"] += 1
         self.plain, self.overlaps, self.num_ahead = True, False, 1
-        names = ("a", "b", "c")[: min(3, seats)]
         total = sum(self.weights[name] for name in names)
         had: Counter[str] = Counter()
         num_steps = 60
