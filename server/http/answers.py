@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sys
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing, suppress
 from typing import Generic, Protocol, Self, TypeVar, cast
 
@@ -441,10 +441,14 @@ def _size(event: ProgramEvent) -> int:
         case Done():
             return sum(map(sys.getsizeof, event.texts.values()))
         case Delta() | Value() if event.logprobs:
-            num_others = sum(len(entry.top) for entry in event.logprobs)
-            scores = LOGPROB_BYTES * len(event.logprobs) + OTHER_BYTES * num_others
-            return sys.getsizeof(event.text) + scores + TOKEN_TEXT_BYTES * len(event.token_texts)
+            texts = sys.getsizeof(event.text) + TOKEN_TEXT_BYTES * len(event.token_texts)
+            return texts + size_of_logprobs(event.logprobs)
     return len(msgspec.msgpack.encode(event))
+
+
+def size_of_logprobs(entries: Collection[TokenLogprob]) -> int:
+    """Returns about how many bytes of memory log-probabilities take."""
+    return LOGPROB_BYTES * len(entries) + OTHER_BYTES * sum(len(entry.top) for entry in entries)
 
 
 # Server-sent events, which end when their reader leaves
