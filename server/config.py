@@ -19,6 +19,7 @@ class KeyLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tokens_per_minute     tokens of prompts and answers; a request starts while some are left, and counts at its end
     concurrent_requests   running requests
     body_bytes            total size of the bodies of running requests
+    logprob_bytes         memory for log-probabilities that are kept until their answers are whole
     tools                 names of tools that its programs may call
     programs              names of deployed programs that it may call
     expires               expiry, in seconds since 1970
@@ -28,6 +29,7 @@ class KeyLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tokens_per_minute: int | None = None
     concurrent_requests: int | None = 512
     body_bytes: int | None = 64 << 20
+    logprob_bytes: int | None = 256 << 20
     tools: tuple[str, ...] | None = None
     programs: tuple[str, ...] | None = None
     expires: float | None = None

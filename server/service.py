@@ -21,7 +21,7 @@ from ..runtime.protocol.request import Request, RequestOutput, Usage
 from .config import ServerConfig
 from .errors import ApiError, from_error_info, to_api_error
 from .http.access import Accounts, Bill, Visit, caller_of, request_id_of, visit_of
-from .http.answers import DONE, PING, Backlog, Budget, EventStream, Merged, WaitingParts, event
+from .http.answers import DONE, PING, Backlog, Budget, EventStream, Merged, WaitingParts, event, size_of_logprobs
 from .http.connection import (
     LARGE_BODY,
     MAX_ITEMS,
@@ -174,7 +174,7 @@ class Service:
             raise ClientClosedError
         param = job.constraint.param
         quiet_s = self.config.ping_interval_s if stream else None
-        outputs = self._generate(request, job.requests, grammar_param=param, quiet_s=quiet_s)
+        outputs = self._generate(request, job.requests, grammar_param=param, quiet_s=quiet_s, whole=not stream)
         await self.start(request, outputs, grammar_param=param)
         if stream:
             parts = Backlog(_chunks(outputs, reply), WaitingParts(), self.budget, close=outputs.close)
@@ -187,11 +187,18 @@ class Service:
         return await self.beside(request, lambda: to_json(reply.result()))
 
     def _generate(
-        self, http: HttpRequest, requests: Sequence[Request], *, grammar_param: str = "", quiet_s: float | None = None
+        self,
+        http: HttpRequest,
+        requests: Sequence[Request],
+        *,
+        grammar_param: str = "",
+        quiet_s: float | None = None,
+        whole: bool,
     ) -> Merged[RequestOutput]:
-        """Begins the generations of one request. Raises ApiError: there is no place for all of them."""
+        """Begins the generations of one request; those whose outputs are kept until the `whole` is there have a bound
+        of log-probabilities. Raises ApiError: there is no place for all of them."""
         party, visit = self.door.together(caller_of(http.scope).name, len(requests)), visit_of(http.scope)
-        streams = [self._outputs(each, visit, party, grammar_param) for each in requests]
+        streams = [self._outputs(each, visit, party, grammar_param, whole=whole) for each in requests]
         return Merged(streams, quiet_s=quiet_s, at_close=party.close)
 
     async def start(self, request: HttpRequest, merged: Merged[Any], *, grammar_param: str) -> None:
@@ -211,7 +218,7 @@ class Service:
             raise to_api_error(error, grammar_param=grammar_param) from error
 
     async def _outputs(
-        self, request: Request, visit: Visit, party: Party, grammar_param: str
+        self, request: Request, visit: Visit, party: Party, grammar_param: str, *, whole: bool
     ) -> AsyncIterator[RequestOutput]:
         """Yields the outputs of one generation, whose tokens `visit` pays for, read or not; its failure is raised.
 
@@ -225,6 +232,8 @@ class Service:
                     async for output in outputs:
                         begun = True
                         bill.add(output)
+                        if whole and output.logprobs:
+                            visit.keep(size_of_logprobs(output.logprobs))
                         if output.finish is not None:
                             self.metrics.finished(output.finish)
                             if output.finish.reason in ("abort", "error"):
@@ -242,7 +251,7 @@ class Service:
         scores: Scores = [[] for _ in job.scores]
         places = [index for index, request in enumerate(job.scores) if request is not None]
         requests = [request for request in job.scores if request is not None]
-        async with self._generate(http, requests) as outputs:
+        async with self._generate(http, requests, whole=True) as outputs:
             async for item in outputs:
                 if item is not None:
                     scores[places[item[0]]] += item[1].logprobs or ()

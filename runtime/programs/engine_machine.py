@@ -58,6 +58,9 @@ logger = logging.getLogger("bough.engine")
 MAX_CHOICE_TOKENS = 1 << 15
 """Tokens of all choices of a select."""
 
+MAX_VALUE_LOGPROBS = 1 << 18
+"""Log-probabilities of a generation's tokens, alternatives included: they go to who asked in one message."""
+
 MAX_TREE_TOKENS = 4096
 """Tokens of a choice, and of all those in one tree, which is made in one go."""
 
@@ -419,6 +422,7 @@ class _Flight:
     attempts    of the branch when it began: it may have begun anew since
     complete    all its requests are submitted
     kept        text that has come, while deltas are not sent
+    num_scores  log-probabilities that have come
     """
 
     frame: Frame
@@ -429,6 +433,15 @@ class _Flight:
     attempts: tuple[int, ...]
     complete: bool = False
     kept: list[str] = field(default_factory=list)
+    num_scores: int = 0
+
+    def count_scores(self, entries: Sequence[TokenLogprob]) -> None:
+        """Raises RequestError if a generation has more log-probabilities than a value may have."""
+        self.num_scores += sum(1 + len(entry.top) for entry in entries)
+        if isinstance(self.op, Gen) and self.num_scores > MAX_VALUE_LOGPROBS:
+            most = f"{MAX_VALUE_LOGPROBS} log-probabilities, alternatives included"
+            message = f"{self.op.name!r} has more than {most}: ask for fewer of them, or for fewer tokens"
+            raise RequestError(message, code="result_too_long", param="logprobs")
 
     def send_text(self, tokenizer: Tokenizer) -> None:
         text = "".join(self.kept)
@@ -631,6 +644,7 @@ class ModelCalls:
             if output.finish.error is not None:
                 frame.failed(output.finish.error)
                 return
+        flight.count_scores(output.logprobs or ())
         if not branch.running and flight.complete:
             self._end(flight, flight.call.end())
             frame.ended()

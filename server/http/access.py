@@ -41,7 +41,9 @@ class Caller(NamedTuple):
     limits: KeyLimits = KeyLimits()
 
 
-EVERYONE = Caller(admin=True, urgent=True, limits=KeyLimits(concurrent_requests=None, body_bytes=None))
+EVERYONE = Caller(
+    admin=True, urgent=True, limits=KeyLimits(concurrent_requests=None, body_bytes=None, logprob_bytes=None)
+)
 
 
 def check_bind(config: ServerConfig) -> None:
@@ -183,6 +185,7 @@ class Account:
         self._limits = limits
         self._num_running = 0
         self._num_bytes = 0
+        self._num_kept = 0
         self._requests = Bucket(limits.requests_per_minute, clock) if limits.requests_per_minute else None
         self._tokens = Bucket(limits.tokens_per_minute, clock) if limits.tokens_per_minute else None
 
@@ -212,6 +215,17 @@ class Account:
     def release(self, num_bytes: int) -> None:
         self._num_bytes -= num_bytes
 
+    def keep(self, num_bytes: int) -> None:
+        """Counts bytes of log-probabilities. Raises ApiError if they are too many."""
+        most = self._limits.logprob_bytes
+        if most is not None and self._num_kept + num_bytes > most:
+            told = f"{most} bytes of log-probabilities at a time in answers that are sent whole, and of echoed prompts"
+            raise self._refusal("logprob_bytes", told, 1.0)
+        self._num_kept += num_bytes
+
+    def forget(self, num_bytes: int) -> None:
+        self._num_kept -= num_bytes
+
     def charge(self, usage: Usage) -> None:
         """Counts tokens."""
         self.used += usage
@@ -239,12 +253,18 @@ class Visit:
         self.used = Usage()
         self._account = account
         self._num_bytes = 0
+        self._num_kept = 0
         account.enter()
 
     def hold(self, num_bytes: int) -> None:
         """Counts bytes of the body, as long as the request lasts. Raises ApiError if they are too many."""
         self._account.hold(num_bytes)
         self._num_bytes += num_bytes
+
+    def keep(self, num_bytes: int) -> None:
+        """Counts log-probabilities, as long as the request lasts. Raises ApiError if they are too many."""
+        self._account.keep(num_bytes)
+        self._num_kept += num_bytes
 
     def charge(self, usage: Usage) -> None:
         """Counts tokens that were used."""
@@ -253,6 +273,7 @@ class Visit:
 
     def end(self) -> None:
         self._account.release(self._num_bytes)
+        self._account.forget(self._num_kept)
         self._account.leave()
 
 

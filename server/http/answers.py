@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sys
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing, suppress
 from typing import Generic, Protocol, Self, TypeVar, cast
 
@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ...runtime.protocol.errors import ErrorInfo, to_exception
-from ...runtime.protocol.program import Delta, Done, Failed, ProgramEvent
+from ...runtime.protocol.program import Delta, Done, Failed, ProgramEvent, Value
 from ...runtime.protocol.request import TokenLogprob
 from ..errors import ApiError, ShuttingDownError, to_api_error
 from .access import request_id_of
@@ -39,6 +39,12 @@ SMALL_BYTES = 64 << 10
 
 ENTRY_BYTES = 384
 """Bytes of memory that an event takes which waits, without its content."""
+
+MAX_ENCODED_LOGPROBS = 128
+"""Tokens of an event with log-probabilities beyond which it is not encoded to wait."""
+
+LOGPROB_BYTES, OTHER_BYTES, TOKEN_TEXT_BYTES = 176, 120, 180
+"""Bytes of memory of a token with its log-probability, of an alternative, and of the text of a token."""
 
 MAX_MERGED_BYTES = 256 << 10
 """Bytes from which on a delta grows no more: it is encoded for the client at once, which holds up the event loop."""
@@ -342,7 +348,7 @@ class WaitingEvents:
     def put(self, item: ProgramEvent) -> int:
         if isinstance(item, Delta):
             grown = self._growing.get((item.branch, item.name))
-            if grown is not None and grown.num_bytes < MAX_MERGED_BYTES:
+            if grown is not None and grown.num_bytes < MAX_MERGED_BYTES and not _is_large(item):
                 return grown.grow(item)
         entry = _Entry(item)
         if entry.place is not None:
@@ -373,8 +379,8 @@ class WaitingEvents:
 class _Entry:
     """An event that waits, with what later deltas have added to it.
 
-    It is kept encoded: objects take several times the bytes, and nobody could tell how many. Only a program's end stays
-    an object, since its texts may be large.
+    It is kept encoded: objects take several times the bytes, and nobody could tell how many. What is large stays an
+    object, since to encode and decode it would hold up the event loop.
     """
 
     __slots__ = ("_event", "_num_scores", "_scores", "_text", "num_bytes", "place")
@@ -382,11 +388,12 @@ class _Entry:
     def __init__(self, event: ProgramEvent) -> None:
         self.place = (event.branch, event.name) if isinstance(event, Delta) else None
         # A copy: what the encoder returns is cut off from a larger buffer, which stays.
-        self._event = event if isinstance(event, Done) else bytearray(msgspec.msgpack.encode(event))
+        self._event = event if _is_large(event) else bytearray(msgspec.msgpack.encode(event))
         self._text: bytearray | None = None
         self._scores = bytearray()
         self._num_scores = 0
-        self.num_bytes = ENTRY_BYTES + (_size(event) if isinstance(event, Done) else sys.getsizeof(self._event))
+        held = self._event
+        self.num_bytes = ENTRY_BYTES + (sys.getsizeof(held) if isinstance(held, bytearray) else _size(held))
 
     def grow(self, delta: Delta) -> int:
         """Adds a delta of the same value; returns how many bytes more wait."""
@@ -402,7 +409,7 @@ class _Entry:
         return num_bytes
 
     def whole(self) -> ProgramEvent:
-        event = self._event if isinstance(self._event, Done) else _EVENTS.decode(self._event)
+        event = _EVENTS.decode(self._event) if isinstance(self._event, bytearray) else self._event
         if self._text is None:
             return event
         assert isinstance(event, Delta)
@@ -421,10 +428,27 @@ _EVENTS: msgspec.msgpack.Decoder[ProgramEvent] = msgspec.msgpack.Decoder(Program
 _SCORES = msgspec.msgpack.Decoder(tuple[tuple[tuple[TokenLogprob, ...], dict[int, str]], ...])
 
 
+def _is_large(event: ProgramEvent) -> bool:
+    """Tells whether an event may be large: the end of a program, or one with many log-probabilities."""
+    return isinstance(event, Done) or (
+        isinstance(event, Delta | Value) and len(event.logprobs or ()) > MAX_ENCODED_LOGPROBS
+    )
+
+
 def _size(event: ProgramEvent) -> int:
-    if isinstance(event, Done):  # its texts may be large: to encode them would hold up the event loop
-        return sum(map(sys.getsizeof, event.texts.values()))
+    """Returns about how many bytes of memory an event takes."""
+    match event:
+        case Done():
+            return sum(map(sys.getsizeof, event.texts.values()))
+        case Delta() | Value() if event.logprobs:
+            texts = sys.getsizeof(event.text) + TOKEN_TEXT_BYTES * len(event.token_texts)
+            return texts + size_of_logprobs(event.logprobs)
     return len(msgspec.msgpack.encode(event))
+
+
+def size_of_logprobs(entries: Collection[TokenLogprob]) -> int:
+    """Returns about how many bytes of memory log-probabilities take."""
+    return LOGPROB_BYTES * len(entries) + OTHER_BYTES * sum(len(entry.top) for entry in entries)
 
 
 # Server-sent events, which end when their reader leaves

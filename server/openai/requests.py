@@ -140,7 +140,7 @@ def chat_job(body: ChatBody, context: Context) -> Job:
     if toolbox.mode != "none" and "tools" in template:
         toolbox = toolbox._replace(form=find_form(template))
     constraint = to_constraint(body, toolbox)
-    prompt = encode_chat(body, toolbox, context.tokenizer, max_tokens=context.max_tokens)
+    prompt = tuple(encode_chat(body, toolbox, context.tokenizer, max_tokens=context.max_tokens))
     reasoning_end = body.reasoning_end
     if reasoning_end is None:
         reasoning_end = find_reasoning_end(context.tokenizer, prompt, body.chat_template_kwargs)
@@ -156,8 +156,7 @@ def chat_job(body: ChatBody, context: Context) -> Job:
     if _has_control(context.tokenizer, toolbox.form.trigger if toolbox.form else "", reasoning_end or ""):
         sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
     requests = _children(body, [prompt], sampling, constraint, context)
-    prompts = (tuple(prompt),)
-    return Job(requests, prompts, constraint=constraint, toolbox=toolbox, reasoning_end=reasoning_end)
+    return Job(requests, (prompt,), constraint=constraint, toolbox=toolbox, reasoning_end=reasoning_end)
 
 
 def find_reasoning_end(tokenizer: Tokenizer, prompt: Sequence[int], kwargs: Mapping[str, Any] | None) -> str | None:
@@ -183,8 +182,8 @@ def _has_control(tokenizer: Tokenizer, *marks: str) -> bool:
     return any(not tokenizer.special_ids.isdisjoint(tokenizer.encode(mark, special=True)) for mark in marks)
 
 
-def completion_job(body: CompletionBody, context: Context, prompts: Sequence[list[int]] = ()) -> Job:
-    """Makes a job of a body, whose `prompts` may have been encoded before.
+def completion_job(body: CompletionBody, context: Context, encoded: Sequence[list[int]] = ()) -> Job:
+    """Makes a job of a body, whose prompts may have been `encoded` before.
 
     Raises:
         ApiError, RequestError: the body cannot be served; `param` names the field.
@@ -198,7 +197,7 @@ def completion_job(body: CompletionBody, context: Context, prompts: Sequence[lis
     if body.token_healing and body.echo and body.logprobs is not None:
         raise invalid("token_healing", "token_healing cannot be combined with echo and logprobs: tokens change")
     constraint = to_constraint(body)
-    prompts = prompts or _all_prompts(body, context)
+    prompts = tuple(map(tuple, encoded or _all_prompts(body, context)))
     for prompt in prompts:
         if body.max_tokens is None:  # a default is not worth an error
             max_tokens = min(max_tokens, max(context.max_tokens - len(prompt), 1))
@@ -211,7 +210,7 @@ def completion_job(body: CompletionBody, context: Context, prompts: Sequence[lis
     if body.echo and body.logprobs is not None:
         scores = tuple(_score(prompt, index, body.logprobs, context) for index, prompt in enumerate(prompts))
     echoes = _echoes(body, prompts, context.tokenizer) if body.echo else ()
-    return Job(requests, tuple(map(tuple, prompts)), scores=scores, echoes=echoes, constraint=constraint)
+    return Job(requests, prompts, scores=scores, echoes=echoes, constraint=constraint)
 
 
 def _check_echoed_logprobs(prompts: Sequence[Sequence[int]], logprobs: int, n: int) -> None:
@@ -419,7 +418,7 @@ def _checked_ids(ids: Sequence[object], context: Context, param: str) -> list[in
 
 def _children(
     body: GenerationBody,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[tuple[int, ...]],
     sampling: SamplingParams,
     constraint: Constraint,
     context: Context,
@@ -435,7 +434,7 @@ def _children(
     return tuple(
         Request(
             id=f"{context.id}-{index * n + child}",
-            prompt=tuple(prompt),
+            prompt=prompt,
             sampling=_seeded(sampling, child),
             grammar=constraint.grammar,
             namespace=context.namespace,
@@ -456,12 +455,12 @@ def _seeded(sampling: SamplingParams, child: int) -> SamplingParams:
     return SamplingParams(**{**fields, "seed": seed if seed <= _SEEDS[1] else seed - 2**64})
 
 
-def _score(prompt: Sequence[int], index: int, logprobs: int, context: Context) -> Request | None:
+def _score(prompt: tuple[int, ...], index: int, logprobs: int, context: Context) -> Request | None:
     if len(prompt) < 2:
         return None
     return Request(
         id=f"{context.id}-score-{index}",
-        prompt=tuple(prompt),
+        prompt=prompt,
         sampling=SamplingParams(max_tokens=0, logprobs=logprobs),
         namespace=context.namespace,
         score_from=1,

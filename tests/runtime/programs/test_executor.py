@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from bough.runtime.programs import engine_machine
 from bough.runtime.programs.validate import MAX_BRANCHES, MAX_OPS
 from bough.runtime.protocol.program import (
     BranchRestarted,
@@ -438,3 +439,15 @@ def test_a_branch_that_begins_anew_hears_nothing_of_the_attempt_before(place: Pl
     assert "".join(event.text for event in heard.events[:again] if isinstance(event, Delta))
     assert "".join(event.text for event in heard.events[again:] if isinstance(event, Delta)) == ""
     assert heard.values[1, "x"].text
+
+
+def test_a_value_has_so_many_log_probabilities_at_most(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They went to the server in one message, which held it up as a whole."""
+    monkeypatch.setattr(engine_machine, "MAX_VALUE_LOGPROBS", 12)
+    sampling = SamplingParams(max_tokens=4, temperature=0.0, logprobs=2, ignore_eos=True)
+    assert len(place.run([Text(0, ("a",)), Gen(0, "x", sampling)]).values[0, "x"].logprobs or ()) == 4
+    for more in ({"max_tokens": 5}, {"max_tokens": 50}, {"logprobs": 3}):
+        heard = place.run([Text(0, ("a",)), Gen(0, "x", msgspec.structs.replace(sampling, **more))])
+        assert (heard.failed.error.code, heard.failed.error.param) == ("result_too_long", "logprobs")
+        assert heard.failed.usage.completion_tokens >= 4
+    assert place.engine.idle

@@ -324,3 +324,23 @@ def test_an_echo_with_scores_is_paid_once(start: Start) -> None:
     body = {"model": "m", "prompt": ["x" * 60, "y"], "echo": True, "max_tokens": 0, "logprobs": 1}
     assert [http.post("/v1/completions", json=body).status_code for _ in range(2)] == [200, 429]
     assert tokens_of(server, "prompt") == 61
+
+
+def test_log_probabilities_of_whole_answers_are_bounded_for_each_key(start: Start) -> None:
+    """Each answer had a bound; 64 at a time took 3 GB."""
+    limits = f"logprob_bytes={5 * 300}"  # "Hello" with one alternative each
+    server = start(FakeClient(), keys=parse_keys([f"a key-a {limits}", f"b key-b {limits}", "c key-c"]))
+    first, second, third = (server.http(headers={"authorization": f"Bearer key-{name}"}) for name in "abc")
+    chat = {"model": "m", "messages": HI, "logprobs": True, "top_logprobs": 1}
+    echo = {"model": "m", "prompt": "a" * 100, "logprobs": 0, "echo": True, "max_tokens": 0}
+    for _ in range(2):  # what was answered is forgotten
+        assert first.post("/v1/chat/completions", json=chat).status_code == 200
+    refused = first.post("/v1/chat/completions", json={**chat, "n": 2})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert "log-probabilities" in refused.json()["error"]["message"]
+    assert first.post("/v1/chat/completions", json={**chat, "n": 2, "stream": True}).status_code == 200
+    for client in (first, second):
+        assert client.post("/v1/completions", json=echo).status_code == 429
+        assert client.post("/v1/completions", json={**echo, "stream": True}).status_code == 429
+        assert client.post("/v1/completions", json={**echo, "prompt": "ab"}).status_code == 200
+    assert third.post("/v1/completions", json=echo).status_code == 200

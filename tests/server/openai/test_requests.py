@@ -10,11 +10,11 @@ import pytest
 
 from bough.runtime.tokenizer.tokenizer import MAX_TOKEN_CHARS
 from bough.server.errors import ApiError
-from bough.server.openai.objects import ChatBody, Message
-from bough.server.openai.requests import encode_chat, to_messages
+from bough.server.openai.objects import ChatBody, CompletionBody, Message
+from bough.server.openai.requests import Context, chat_job, completion_job, encode_chat, to_messages
 from bough.server.openai.tools import Toolbox, to_toolbox
 
-from ..fake_client import ByteTokenizer
+from ..fake_client import INFO, ByteTokenizer
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 
@@ -100,3 +100,15 @@ def test_what_is_far_too_long_is_refused_before_it_is_rendered(made: Any, param:
     assert caught.value.code == "context_length_exceeded"
     assert caught.value.param == (param if template else "messages")
     assert len(tokenizer.rendered) == 1
+
+
+def test_the_generations_of_a_prompt_share_it() -> None:
+    """Each had a copy: 64 of long prompts took 70 MB."""
+    tokenizer: Any = ByteTokenizer()
+    context = Context(id="r", namespace="", tokenizer=tokenizer, info=INFO, timeout_s=1.0, max_sequences=64)
+    for job in (
+        completion_job(CompletionBody(model="m", prompt=[[97, 98], [99]], n=3), context),
+        chat_job(ChatBody(model="m", messages=[Message(role="user", content="hi")], n=3), context),
+    ):
+        for index, request in enumerate(job.requests):
+            assert request.prompt is job.prompts[index // 3]
