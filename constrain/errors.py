@@ -7,6 +7,7 @@ GrammarError(ValueError)            the constraint cannot be used; `path` says w
 └── CompileLateError                the machine is too busy to compile it in time
 MatcherError(RuntimeError)          a matcher was asked for something impossible in mid-generation
 ├── SearchLateError                 it needs longer for an answer than it was given
+├── NoThreadError                   the machine has no thread left to ask it on
 └── StepTooComplexError             the constraint takes more effort to follow than a step may
 """
 
@@ -102,6 +103,12 @@ class MatcherError(RuntimeError):
 
 class SearchLateError(MatcherError):
     """The search for a way to the end takes longer than was allowed. The matcher is as before."""
+
+
+class NoThreadError(MatcherError):
+    """The machine has no thread left to ask the matcher on: it may succeed later."""
+
+    code = CompileLateError.code
 
 
 class StepTooComplexError(MatcherError):
