@@ -4,7 +4,7 @@ GrammarError(ValueError)            the constraint cannot be used; `path` says w
 ├── InvalidSchemaError              the JSON Schema is not one, or nothing can satisfy it
 ├── UnsupportedKeywordError         a JSON Schema keyword that would go unenforced
 ├── GrammarTooComplexError          it passes a limit of size, depth or processor time
-└── CompileLateError                the machine is too busy to compile it in time
+└── CompileLateError                the machine is too busy to compile it in time, or has too little memory
 MatcherError(RuntimeError)          a matcher was asked for something impossible in mid-generation
 ├── SearchLateError                 it needs longer for an answer than it was given
 ├── NoThreadError                   the machine has no thread left to ask it on
@@ -84,7 +84,7 @@ class GrammarTooComplexError(GrammarError):
 
 
 class CompileLateError(GrammarError):
-    """The machine is too busy to compile the constraint in time: it may succeed later."""
+    """The machine is too busy to compile the constraint in time, or has too little memory: it may succeed later."""
 
     code = "engine_overloaded"
 
