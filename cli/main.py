@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import atexit
+import contextlib
 import importlib
 import importlib.metadata
 import os
+import signal
 import sys
+import threading
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
+from typing import NoReturn
 
 from ..runtime.client.lines import log_to_stderr
 from ..runtime.protocol.config import EngineConfig
@@ -37,6 +42,9 @@ _WITHOUT_SETTINGS = frozenset({"bench", "completion"})
 
 EXIT_MODEL = 3
 """Exit status where the model cannot be loaded."""
+
+EXIT_TIMEOUT_S = 5.0
+"""Seconds that the exit handlers of a server's process may take together."""
 
 _EXAMPLES = """\
 examples:
@@ -158,8 +166,16 @@ def told(error: BoughError, parsed: argparse.Namespace) -> str:
 
 
 def entry() -> int:
-    """Runs the process: `main`, and what may befall it; 130 when interrupted, 141 when nobody reads what it prints."""
+    """Runs the process and returns its exit status: that of `main`, 130 when interrupted, 141 when nobody reads what it
+    prints. A server's process ends here."""
     repair_streams()
+    status = _status()
+    if sys.argv[1:2] == ["serve"]:
+        _end_process(status)
+    return status
+
+
+def _status() -> int:
     try:
         status = main()
         sys.stdout.flush()
@@ -174,6 +190,21 @@ def entry() -> int:
         drop_output()
         return 1
     return status
+
+
+def _end_process(status: int) -> NoReturn:
+    """Ends the process in order, but for its threads: the interpreter would wait for those that tools have begun, and
+    that may hang. Exit handlers may, too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a further Ctrl-C ends it at once
+    limit = threading.Timer(EXIT_TIMEOUT_S, os._exit, [status])
+    limit.daemon = True
+    with contextlib.suppress(RuntimeError):  # the system has no more threads
+        limit.start()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,10 @@ GrammarError(ValueError)            the constraint cannot be used; `path` says w
 ├── InvalidSchemaError              the JSON Schema is not one, or nothing can satisfy it
 ├── UnsupportedKeywordError         a JSON Schema keyword that would go unenforced
 ├── GrammarTooComplexError          it passes a limit of size, depth or processor time
-└── CompileLateError                the machine is too busy to compile it in time
+└── CompileLateError                the machine is too busy to compile it in time, or has too little memory
 MatcherError(RuntimeError)          a matcher was asked for something impossible in mid-generation
 ├── SearchLateError                 it needs longer for an answer than it was given
+├── NoThreadError                   the machine has no thread left to ask it on
 └── StepTooComplexError             the constraint takes more effort to follow than a step may
 """
 
@@ -83,7 +84,7 @@ class GrammarTooComplexError(GrammarError):
 
 
 class CompileLateError(GrammarError):
-    """The machine is too busy to compile the constraint in time: it may succeed later."""
+    """The machine is too busy to compile the constraint in time, or has too little memory: it may succeed later."""
 
     code = "engine_overloaded"
 
@@ -102,6 +103,12 @@ class MatcherError(RuntimeError):
 
 class SearchLateError(MatcherError):
     """The search for a way to the end takes longer than was allowed. The matcher is as before."""
+
+
+class NoThreadError(MatcherError):
+    """The machine has no thread left to ask the matcher on: it may succeed later."""
+
+    code = CompileLateError.code
 
 
 class StepTooComplexError(MatcherError):

@@ -226,7 +226,7 @@ class Routes:
 
     async def flush_cache(self, request: Request) -> Response:
         require_admin(caller_of(request.scope))
-        return to_json({"flushed": await asyncio.to_thread(self._client.flush_cache)})
+        return to_json({"flushed": await self._service.beside(request, self._client.flush_cache)})
 
 
 def _tool_card(tool: ToolCall) -> dict[str, Any]:

@@ -60,6 +60,15 @@ def to_json(value: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
+def _begun(threads: FairThreads, caller: str, work: Callable[[], T]) -> asyncio.Future[T]:
+    """Has `work` done on a thread. Raises ApiError: the system has none."""
+    try:
+        return asyncio.wrap_future(threads.submit(caller, work))
+    except RuntimeError as error:
+        message = "The machine has no thread left for this request. Try again later."
+        raise ApiError(503, "engine_overloaded", message) from error
+
+
 class Service:
     """Serves one engine. Lives on one event loop."""
 
@@ -99,20 +108,21 @@ class Service:
         Callers take turns, large work has a thread of its own, and what waits is dropped when its client leaves.
 
         Raises:
-            ApiError: too much waits already, of all callers or of this one.
+            ApiError: too much waits already, of all callers or of this one, or there is no thread.
         """
         caller, large = caller_of(request.scope).name, size > LARGE_BODY
         threads = self._large if large else self._small
         may_wait = large or threads.busy(caller)
         if may_wait and (threads.num_waiting() >= MAX_WAITING or threads.num_waiting(caller) >= MAX_WAITING // 2):
             raise ApiError(503, "engine_overloaded", "Too many requests are waiting to be parsed. Try again later.")
-        done = asyncio.wrap_future(threads.submit(caller, work))
+        done = _begun(threads, caller, work)
         return await self.run_while_connected(request, done) if may_wait else await done
 
     async def stats(self) -> EngineStats:
-        """Returns the engine's counters, for which it is asked once for all who wait."""
+        """Returns the engine's counters, for which it is asked once for all who wait. Raises ApiError: there is no
+        thread to ask on."""
         if self._asked is None or self._asked.done():
-            self._asked = asyncio.wrap_future(self._observer.submit("", self.client.stats))
+            self._asked = _begun(self._observer, "", self.client.stats)
         return await asyncio.shield(self._asked)
 
     def check_model(self, name: str) -> None:

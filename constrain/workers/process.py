@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from threading import RLock
+from typing import NoReturn
 
 from .child import start_child
 from .clocks import Clock, clock_of_process
@@ -32,6 +33,10 @@ EXIT_TIMEOUT_S = 1.0
 
 class ProcessEndedError(RuntimeError):
     """The process ended before it answered: killed by a limit, or by a fault of native code."""
+
+
+class ProcessKilledError(ProcessEndedError):
+    """It was killed from outside, for one by a system that has too little memory: its job need not be to blame."""
 
 
 class LateError(RuntimeError):
@@ -92,7 +97,7 @@ class WorkerProcess:
 
         Raises:
             LateError: nobody waits for it any more (`given_up`).
-            ProcessEndedError: the process broke down over it.
+            ProcessEndedError: the process broke down over it, or was killed.
         """
         self._send(job, given_up)
         while not self._poll.poll(TICK_S * 1000):
@@ -145,7 +150,8 @@ class WorkerProcess:
     def _receive(self, deadline: float) -> Ready | Answer:
         size = int.from_bytes(self._read(HEADER_BYTES, deadline), "little")
         if size > MAX_FRAME_BYTES:
-            self._end()
+            self.close(kill=True)
+            raise ProcessEndedError("the process gave an answer that is too large")
         answer: Ready | Answer = self._decoder.decode(self._read(size, deadline))
         return answer
 
@@ -161,9 +167,14 @@ class WorkerProcess:
             parts += part
         return bytes(parts)
 
-    def _end(self) -> None:
+    def _end(self) -> NoReturn:
+        """Raises the error of a process that has closed its end."""
+        with contextlib.suppress(subprocess.TimeoutExpired):  # so that the status is not that of a kill from here
+            self._process.wait(EXIT_TIMEOUT_S)
+        status = self._process.returncode
         self.close(kill=True)
-        raise ProcessEndedError(f"the process ended with status {self._process.returncode}")
+        kind = ProcessKilledError if status == -signal.SIGKILL else ProcessEndedError
+        raise kind(f"the process ended with status {status}")
 
 
 class Processes:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from ..errors import CompileLateError, GrammarError, GrammarTooComplexError
 from .clocks import Clock, clock_of_this_thread
 from .jobs import Answer, Checked, Done, Failed, Interrupted, Job, Refused, Tabulated
-from .process import TICK_S, LateError, ProcessEndedError, Processes, WorkerProcess
+from .process import TICK_S, LateError, ProcessEndedError, Processes, ProcessKilledError, WorkerProcess
 from .turns import Share, Turns, rank
 
 logger = logging.getLogger("bough.constrain")
@@ -410,7 +410,8 @@ class Turn:
 
         Raises:
             NoProcessError: there is no process to do it.
-            GrammarError: the job refuses its constraint, or takes too much time or memory.
+            GrammarError: the job refuses its constraint, or takes too much time or memory; a CompileLateError if it is
+                not to blame.
         """
         service, task = self._service, self._task
         with service.lock:
@@ -423,6 +424,9 @@ class Turn:
         except ProcessEndedError as error:
             if service.is_running(task):
                 logger.warning("a constraint could not be compiled: %s", error)
+            if isinstance(error, ProcessKilledError):
+                message = "the process that compiles the constraint was killed: send the request again later"
+                raise CompileLateError(message) from None
             raise GrammarTooComplexError(
                 "the constraint takes too much memory or time to compile: its process was stopped"
             ) from None

@@ -101,7 +101,8 @@ class Admission:
 
         Raises:
             RequestError: the request is wrong. Nothing was taken.
-            OverloadedError: the queue is full, or the request's key has all of it that is its own.
+            OverloadedError: the queue is full, or the request's key has all of it that is its own, or there is no
+                thread to compile its pattern on.
             EngineStoppedError: after `close`.
         """
         if self._closed:
@@ -160,8 +161,8 @@ class Admission:
     def _compile(self, request: Request) -> Compiling:
         spec, stop_regex, tenant = request.grammar, request.sampling.stop_regex, tenant_of(request.namespace)
         try:
-            grammar = None if spec is None else self._grammars.submit(spec, tenant)
-            return Compiling(grammar, None if stop_regex is None else self._patterns.compile(stop_regex, tenant))
+            pattern = None if stop_regex is None else self._patterns.compile(stop_regex, tenant)
+            return Compiling(None if spec is None else self._grammars.submit(spec, tenant), pattern)
         except (TypeError, ValueError) as error:  # text that is not Unicode, for one
             message = f"the constraint cannot be read: {cut(str(error))}"
             raise RequestError(message, code="invalid_grammar", param="grammar") from error

@@ -128,7 +128,7 @@ class Engine:
 
         Raises:
             RequestError: the request is wrong. Nothing was taken.
-            OverloadedError: the queue is full.
+            OverloadedError: the queue is full, or the machine has no threads left.
             EngineStoppedError: the engine was closed.
         """
         generation = self._admission.take(request, listener, self._live, self._clock(), healable)

@@ -4,6 +4,9 @@ A sequence is deferred, and sits steps out, if its mask is late (`MaskStage.fini
 failed), or if only a search tells whether its drawn token still leads to an end (`defer_undecided`). Where a tenant has
 too many late masks, slower threads fill its others (`start`). All that may delay a constrained sequence is listed in
 the package's docstring, `runtime/engine/__init__.py`.
+
+Where no thread can be started, those that there are fill all masks; where there is none, what has not begun ends its
+generation by a `NoThreadError`: the engine's own thread has no time for what may take long.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...constrain import Matcher, MatcherError
+from ...constrain.errors import NoThreadError
 from ...constrain.workers.turns import FairThreads
 from ..scheduler.scheduler import Scheduler, Work
 from .generation import Foresee, Generation
@@ -158,7 +162,8 @@ class MaskFiller:
         self._words = -(-vocab_size // 32)
         self._buffers = [np.zeros((0, self._words), dtype=np.int32) for _ in range(2)]
         self._turn = 0
-        self._pool = ThreadPoolExecutor(self.num_threads + MAX_STUCK, thread_name_prefix="bough-masks")
+        self._pool = self._new_pool()
+        self._has_threads = False
         self._slow_threads = FairThreads("slow-masks", NUM_SLOW)
 
     def start(self, jobs: list[MaskJob]) -> Filling | None:
@@ -180,12 +185,12 @@ class MaskFiller:
         further threads and as long again. Those of one tenant get no more than `most_stuck`; its other jobs are left to
         the threads for what is slow.
         """
-        if not filling.wait(patience_s) and filling.num_waiting:
+        if self._has_threads and not filling.wait(patience_s) and filling.num_waiting:
             filling.most = self.most_stuck(len({job.tenant for job in filling.jobs}))
             self._add_threads(filling, MAX_STUCK)
             filling.wait(patience_s)
         for job in filling.take_waiting():
-            self._slow_threads.submit(job.tenant, job.run)
+            self._run_slowly(job)
         late = filling.settle()
         if late:  # they go on writing
             self._buffers[self._turn] = np.zeros((0, self._words), dtype=np.int32)
@@ -199,16 +204,34 @@ class MaskFiller:
     def begin_slow(self, matcher: Matcher, tenant: str, before: Callable[[], None] | None = None) -> MaskJob:
         """A job that is late from the beginning: its mask takes long, or what is done before it does."""
         job = MaskJob(matcher, rows=np.zeros((1, self._words), dtype=np.int32), before=before, tenant=tenant)
-        self._slow_threads.submit(tenant, job.run)
+        self._run_slowly(job)
         return job
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._slow_threads.close()
 
+    def _run_slowly(self, job: MaskJob) -> None:
+        """Has a job done by the threads for what is slow. Without any it has ended, and no row of it is right."""
+        try:
+            self._slow_threads.submit(job.tenant, job.run)
+        except RuntimeError as error:
+            job.error = NoThreadError(f"the machine has no thread left to follow the constraint: {error}")
+            job.right = 0
+
+    def _new_pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self.num_threads + MAX_STUCK, thread_name_prefix="bough-masks")
+
     def _add_threads(self, filling: Filling, num_threads: int) -> None:
+        """Has so many more threads fill masks, as far as there are any to be had."""
         for _ in range(min(num_threads, filling.num_waiting)):
-            self._pool.submit(filling.work)
+            try:
+                self._pool.submit(filling.work)
+            except RuntimeError:
+                if not self._has_threads:  # a pool keeps what it has no thread for
+                    self._pool = self._new_pool()
+                return
+            self._has_threads = True
 
 
 @dataclass(eq=False)

@@ -8,6 +8,7 @@ from functools import partial
 
 from ...constrain.workers.turns import FairThreads
 from ...radix import tenant_of
+from ..protocol.errors import OverloadedError
 from ..protocol.stop_pattern import SearchBudget, StopPattern
 
 MAX_KEPT = 256
@@ -23,11 +24,19 @@ class StopPatterns:
         self._thread = FairThreads("stop-patterns", 1)
 
     def compile(self, source: str, tenant: str = "") -> Future[StopPattern]:
-        """The pattern, soon; its `result` raises RequestError if it cannot be used."""
+        """The pattern, soon; its `result` raises RequestError if it cannot be used.
+
+        Raises:
+            OverloadedError: there is no thread to compile it on.
+        """
         place = tenant, source
         found = self._compiled.get(place)
         if found is None:
-            found = self._compiled[place] = self._thread.submit(tenant, partial(StopPattern, source))
+            try:
+                found = self._thread.submit(tenant, partial(StopPattern, source))
+            except RuntimeError as error:
+                raise OverloadedError(f"the machine has no thread left to compile stop_regex: {error}") from error
+            self._compiled[place] = found
             if len(self._compiled) > MAX_KEPT:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(place)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
 from ...constrain.matchers.interface import Table, TableMatcher
+from ...constrain.workers.turns import FairThreads
 from ...kernels.decode_step.grammar_table import GrammarPool, GrammarTable, TablePlace
 from ...kernels.staging import upload
 from .gpu_slots import Slot
@@ -80,8 +82,8 @@ class DeviceGrammars:
         self._failed: weakref.WeakSet[Table] = weakref.WeakSet()
         self.constrained: set[int] = set()
         self._launch = 1
-        self._builder = ThreadPoolExecutor(1, thread_name_prefix="bough-tables")
-        weakref.finalize(self, self._builder.shutdown, wait=False, cancel_futures=True)
+        self._builder = FairThreads("tables", 1)
+        weakref.finalize(self, self._builder.close)
 
     def place(self, grammar: Table) -> TablePlace | None:
         """Returns the place of `grammar`'s table, which stays until `launched`; None if it is not there (yet)."""
@@ -156,14 +158,17 @@ class DeviceGrammars:
         return under
 
     def _begin(self, grammar: Table) -> _Building | None:
-        """Has a table built; None if it can never lie there, or too many are built already."""
+        """Has a table built; None if it can never lie there, too many are built already, or there is no thread."""
         num_states, num_classes = grammar.size
         if grammar in self._failed or not self.pool.could_hold(num_states, num_classes):
             return None
         if len(self._building) >= MAX_BUILDING:
             return None
-        building = _Building(self._builder.submit(build_table, grammar), self._launch)
-        self._building[grammar] = building
+        try:
+            table = self._builder.submit("", partial(build_table, grammar))
+        except RuntimeError:
+            return None
+        building = self._building[grammar] = _Building(table, self._launch)
         return building
 
     def _add(self, table: GrammarTable) -> TablePlace | None:

@@ -22,6 +22,7 @@ from bough.server.http.connection import LARGE_BODY, MAX_PARTS
 from bough.server.http.keys import parse_keys
 from bough.server.openai import replies
 
+from ..support.fakes import refuse_threads
 from .conftest import Running, Start
 from .fake_client import ByteTokenizer, FakeClient, Script
 
@@ -114,6 +115,23 @@ def test_what_waits_is_bounded(start: Start, monkeypatch: pytest.MonkeyPatch) ->
     assert {answer.status_code for answer in refused} == {503}
     assert {answer.json()["error"]["code"] for answer in refused} == {"engine_overloaded"}
     assert all("retry-after" in answer.headers for answer in refused)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "size"),
+    [("POST", "/tokenize", 10), ("POST", "/tokenize", LARGE_BODY), ("GET", "/metrics", 0), ("POST", "/flush_cache", 0)],
+)
+def test_without_a_thread_a_request_is_refused_for_now(
+    start: Start, monkeypatch: pytest.MonkeyPatch, method: str, path: str, size: int
+) -> None:
+    http = start().http()
+    allow = refuse_threads(monkeypatch, "bough-requests", "bough-large-requests", "bough-stats", "asyncio")
+    body = {"prompt": "x" * size} if size else None
+    refused = http.request(method, path, json=body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_overloaded")
+    assert int(refused.headers["retry-after"]) >= 1
+    allow()
+    assert http.request(method, path, json=body).status_code == 200
 
 
 def test_the_engine_is_asked_once_for_all_who_want_its_counters(start: Start) -> None:

@@ -6,11 +6,14 @@ import functools
 import json
 import os
 import tempfile
+import threading
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as AbstractSequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 import tokenizers
 
 from bough.constrain import GrammarCompiler
@@ -336,3 +339,16 @@ def fake_engine(
         mask_patience_s=mask_patience_s,
     )
     return engine, runner
+
+
+def refuse_threads(monkeypatch: pytest.MonkeyPatch, *prefixes: str) -> Callable[[], None]:
+    """Has no thread be started whose name begins with one of `prefixes`; returns what has them be started again."""
+    begin = threading.Thread.start
+
+    def fail(self: threading.Thread) -> None:
+        if self.name.startswith(prefixes):
+            raise RuntimeError("can't start new thread")
+        begin(self)
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    return lambda: monkeypatch.setattr(threading.Thread, "start", begin)

@@ -350,6 +350,68 @@ def test_the_second_signal_ends_at_once(folder: Path, number: int, status: int) 
         assert not alive([engine])
 
 
+HANGING_TOOLS = """
+import atexit
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event, Thread
+import bough
+
+pool = ThreadPoolExecutor(1)
+atexit.register(lambda: Path("closed").touch())
+
+@bough.tool
+def in_an_executor() -> str:
+    "Waits in a thread of an executor for what does not come."
+    Path("called").touch()
+    return pool.submit(Event().wait).result()
+
+@bough.tool
+def in_a_thread() -> str:
+    "Leaves a thread that has no end."
+    Thread(target=Event().wait, daemon=False).start()
+    Path("called").touch()
+    Event().wait()
+
+@bough.tool
+def at_exit() -> str:
+    "Leaves a call at the end of the process that has no end."
+    atexit.register(Event().wait)
+    atexit.register(lambda: Path("closed").touch())
+    Path("called").touch()
+    Event().wait()
+"""
+
+
+@pytest.mark.parametrize(
+    ("tool", "num_signals", "status"),
+    [
+        ("in_an_executor", 1, 0),
+        ("in_an_executor", 2, 143),
+        ("in_a_thread", 1, 0),
+        ("in_a_thread", 2, 143),
+        ("at_exit", 1, 0),
+    ],
+)
+def test_a_tool_that_hangs_does_not_outlive_the_server(
+    folder: Path, tmp_path: Path, tool: str, num_signals: int, status: int
+) -> None:
+    (tmp_path / "tools.py").write_text(HANGING_TOOLS)
+    limits = ["--drain-timeout", "1" if num_signals == 1 else "60", "--tools", "tools.py"]
+    program = {"id": "p", "ops": [{"type": "use", "branch": 0, "name": "r", "tool": tool, "arguments": []}]}
+    with ServerProcess(*options(folder), *limits, cwd=tmp_path) as server, ThreadPoolExecutor(1) as pool:
+        mine = children(server.process.pid)
+        answer = pool.submit(httpx.post, f"{server.url}/v1/programs", json=program, timeout=60)
+        wait_until((tmp_path / "called").exists, 10.0)
+        for _ in range(num_signals):
+            server.process.terminate()
+            time.sleep(0.3)
+        assert server.process.wait(20) == status
+        assert answer.exception() or "shutting_down" in answer.result().text
+        assert not alive(mine)
+        assert (tmp_path / "closed").exists()
+
+
 def test_a_signal_at_any_moment_of_the_start_leaves_nothing(folder: Path) -> None:
     rng = random.Random(5)
     for index in range(20):

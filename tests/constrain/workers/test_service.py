@@ -351,6 +351,30 @@ def test_a_process_that_died_while_idle_is_replaced(compiler: GrammarCompiler) -
     assert first not in compiler.process_ids
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGXCPU, signal.SIGABRT, signal.SIGSEGV])
+def test_a_process_that_is_killed_from_outside_refuses_no_constraint_for_good(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """As the system does where memory is short; its own limits and faults end it by other signals."""
+    killed: list[int] = []
+
+    def die(process: WorkerProcess, job: Any, **callbacks: Any) -> Any:
+        killed.append(process.process_id)
+        os.kill(process.process_id, number)
+        return do_job(process, job, **callbacks)
+
+    do_job = WorkerProcess.do
+    outside = number == signal.SIGKILL
+    with monkeypatch.context() as patch:
+        patch.setattr(WorkerProcess, "do", die)
+        for _ in range(2):
+            with pytest.raises(CompileLateError if outside else GrammarTooComplexError):
+                compiler.compile(heavy())
+    assert len(killed) == (4 if outside else 2), "a refusal is remembered"
+    if outside:
+        assert compiler.compile(heavy())
+
+
 def test_without_processes_all_is_done_here(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError("no more processes")

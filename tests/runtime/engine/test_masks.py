@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +15,14 @@ from bough.constrain import JsonSchema, Matcher, MatcherError, Regex
 from bough.constrain.errors import SearchLateError
 from bough.constrain.matchers.completion import Completer
 from bough.constrain.matchers.interface import GrammarState
+from bough.constrain.spec import GrammarSpec
 from bough.constrain.vocabulary.vocabulary import MaskRow
+from bough.runtime.engine.engine import Engine
 from bough.runtime.engine.masks import MaskFiller, MaskJob
 from bough.runtime.protocol.request import Request, RequestOutput
 from bough.runtime.protocol.sampling_params import SamplingParams
 
-from ...support.fakes import FakeRunner, fake_engine
+from ...support.fakes import FakeRunner, fake_engine, refuse_threads
 
 VOCAB = 40
 WORDS = 2
@@ -318,4 +323,85 @@ def test_what_is_left_to_the_slow_threads_comes_right() -> None:
     while engine._live and time.monotonic() < deadline:
         engine.step()
     assert sum(output.finish is not None for output in heard) == 31
+    engine.close()
+
+
+def ask(engine: Engine, name: str, spec: GrammarSpec | None, **fields: Any) -> list[RequestOutput]:
+    heard: list[RequestOutput] = []
+    sampling = SamplingParams(max_tokens=fields.pop("max_tokens", 20), temperature=1.0, seed=1)
+    engine.submit(Request(id=name, prompt=(65, 66), sampling=sampling, grammar=spec), heard.append)
+    return heard
+
+
+def run(engine: Engine) -> None:
+    engine.wait_for_grammar(10.0)
+    deadline = time.monotonic() + 20.0
+    while engine._live and time.monotonic() < deadline:
+        engine.step()
+    assert not engine._live
+
+
+def code_of(heard: list[RequestOutput]) -> str:
+    """Returns the code of the error that it has ended with, or else the reason."""
+    finish = heard[-1].finish
+    assert finish is not None
+    return finish.reason if finish.error is None else finish.error.code
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_a_mask_without_a_thread_ends_its_request_alone(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = fake_engine(ahead=ahead)
+    allow = refuse_threads(monkeypatch, "bough-masks", "bough-slow-masks")
+    bound, free = ask(engine, "bound", Regex("[a-z]{5}")), ask(engine, "free", None)
+    run(engine)
+    assert (code_of(bound), code_of(free)) == ("engine_overloaded", "length")
+    assert engine.counters.failed_passes == 0
+    allow()
+    bound = ask(engine, "again", Regex("[a-z]{5}"))
+    run(engine)
+    assert code_of(bound) == "stop"
+    engine.close()
+
+
+def test_masks_do_with_the_threads_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    filler = MaskFiller(VOCAB, 4)
+    filling = filler.start([MaskJob(Number(0))])
+    assert filling is not None and filler.finish(filling, 10.0) == []
+    refuse_threads(monkeypatch, "bough-masks", "bough-slow-masks")
+    jobs = [MaskJob(Number(index)) for index in range(20)]
+    filling = filler.start(jobs)
+    assert filling is not None and filler.finish(filling, 10.0) == []
+    assert [job.right for job in jobs] == [1] * 20
+    filler.close()
+
+
+def test_what_no_thread_could_begin_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    filler = MaskFiller(VOCAB, 2)
+    refuse_threads(monkeypatch, "bough-masks", "bough-slow-masks")
+    matchers: weakref.WeakSet[Matcher] = weakref.WeakSet()
+    for number in range(20):
+        matcher = Number(number)
+        matchers.add(matcher)
+        filling = filler.start([MaskJob(matcher)])
+        assert filling is not None and filler.finish(filling, 0.001) == []
+    del matcher, filling
+    gc.collect()
+    assert not matchers
+    filler.close()
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_a_search_without_a_thread_ends_its_request_alone(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine itself has no time for it."""
+
+    def late(self: Completer, state: GrammarState, max_tokens: int, patience_s: float | None = None) -> None:
+        raise SearchLateError("it takes longer")
+
+    monkeypatch.setattr(Completer, "search", late)
+    engine, _ = fake_engine(ahead=ahead)
+    refuse_threads(monkeypatch, "bough-slow-masks")
+    spec = JsonSchema('{"type":"array","items":{"type":"string","minLength":6},"minItems":3}')
+    bound, free = ask(engine, "bound", spec, max_tokens=60), ask(engine, "free", None, max_tokens=60)
+    run(engine)
+    assert (code_of(bound), code_of(free)) == ("engine_overloaded", "length")
     engine.close()

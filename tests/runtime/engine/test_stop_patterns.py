@@ -9,10 +9,10 @@ from contextlib import contextmanager
 import pytest
 
 from bough.runtime.engine.stop_patterns import MAX_KEPT, MAX_KEYS, StopPatterns
-from bough.runtime.protocol.errors import RequestError
+from bough.runtime.protocol.errors import OverloadedError, RequestError
 from bough.runtime.protocol.sampling_params import SamplingParams
 
-from ...support.fakes import fake_engine
+from ...support.fakes import fake_engine, refuse_threads
 from ..listening import Heard, assert_clean, drive, request
 
 COSTLY = r"(?:(?:a?b?){60}(?:b?a?){60}){9}c"
@@ -33,6 +33,20 @@ def test_a_pattern_is_compiled_once_and_on_another_thread() -> None:
         assert any(thread.name.startswith("bough-stop-patterns") for thread in threading.enumerate())
         with pytest.raises(RequestError):
             kept.compile("(").result(10.0)
+
+
+def test_a_pattern_without_a_thread_is_refused_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = fake_engine()
+    allow = refuse_threads(monkeypatch, "bough-stop-patterns")
+    sampling = SamplingParams(max_tokens=4, stop_regex="x")
+    with pytest.raises(OverloadedError, match="no thread left"):
+        engine.submit(request("a", sampling=sampling), Heard())
+    allow()
+    heard = Heard()
+    engine.submit(request("a", sampling=sampling), heard)
+    drive(engine)
+    assert heard.finish.error is None
+    engine.close()
 
 
 def test_so_many_are_kept() -> None:

@@ -30,7 +30,7 @@ from bough.runtime.runner.gpu_runner import GpuPasses
 from bough.runtime.runner.gpu_slots import Slot
 
 from ...kernels.decode_step import reference
-from ...support.fakes import AheadPasses, byte_tokenizer, fake_engine
+from ...support.fakes import AheadPasses, byte_tokenizer, fake_engine, refuse_threads
 from ...support.tiny_model import write_tiny_model
 from .test_gpu_runner import make_engine
 
@@ -311,13 +311,24 @@ def test_tables_that_nobody_waits_for_are_given_up(
 
 
 def test_who_builds_tables_ends_with_whom_it_builds_them_for(grammars: list[RegularGrammar]) -> None:
+    others = threading.enumerate()
     device = DeviceGrammars(VOCAB, 4, torch.device("cpu"), reference.advance_states, mask_bytes=1 << 20)
     wait_for(device, grammars[:1])
-    (thread,) = device._builder._threads
+    (thread,) = [each for each in threading.enumerate() if each.name == "bough-tables" and each not in others]
     del device
     gc.collect()
     thread.join(10.0)
     assert not thread.is_alive()
+
+
+def test_a_table_without_a_thread_to_build_it_is_asked_for_again(
+    grammars: list[RegularGrammar], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = DeviceGrammars(VOCAB, 4, torch.device("cpu"), reference.advance_states, mask_bytes=1 << 20)
+    allow = refuse_threads(monkeypatch, "bough-tables")
+    assert [device.place(grammar) for grammar in grammars[:3]] == [None] * 3
+    allow()
+    assert all(wait_for(device, grammars[:3]))
 
 
 def wait_for(device: DeviceGrammars, grammars: list[RegularGrammar]) -> list[Any]:
