@@ -86,7 +86,10 @@ class House:
         return {path: self._tree(path) for path in self.paths if path.endswith(".py") and path.split("/")[0] in PACKAGE}
 
     def _tree(self, path: str) -> ast.Module:
-        return ast.parse((self.root / path).read_text())
+        """The syntax tree of a file, read once."""
+        if path not in self.trees:
+            self.trees[path] = ast.parse((self.root / path).read_text())
+        return self.trees[path]
 
     @cached_property
     def imports(self) -> dict[str, set[str]]:
@@ -171,9 +174,7 @@ class House:
         return [
             f"{path}:{node.lineno} {node.value.value.strip().splitlines()[0]}"
             for path, tree in trees.items()
-            for owner in ast.walk(tree)
-            if isinstance(body := getattr(owner, "body", None), list)
-            for node in body
+            for node in _statements(tree)
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
             if isinstance(node.value.value, str) and RIDDLES.match(node.value.value)
         ]
@@ -236,6 +237,15 @@ def _has_test(path: str, tests: set[str]) -> bool:
     places = ["/".join(["tests", *folders[:depth]]) for depth in range(1, len(folders) + 1)]
     names = {f"test_{name}.py", f"test_{folders[-1]}_{name}.py", f"test_{name}_{folders[-1]}.py"}
     return any(f"{place}/{test}" in tests for place in places for test in names)
+
+
+def _statements(owner: ast.AST) -> Iterator[ast.AST]:
+    """Yields the statements within `owner`, at any depth, and none of the expressions in them."""
+    for field_name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        inner = getattr(owner, field_name, None)
+        for node in inner if isinstance(inner, list) else ():
+            yield node
+            yield from _statements(node)
 
 
 def attributes(node: ast.ClassDef) -> set[str]:

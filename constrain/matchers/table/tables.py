@@ -261,7 +261,7 @@ class RegularGrammar:
         self.distance: list[int] = moves.distance.tolist()
         self.ends: list[bool] = moves.ends.tolist()
         self.farthest = max(distance for distance in self.distance if distance != FAR)
-        self._only_byte, self._state_after = _only_ways(automaton)
+        self._only_ways = _only_ways(automaton)
         self._rows = _Found[MaskRow](max(MAX_ROW_BYTES // (4 * tokens.num_words), 1))
         self._forced = _Found[list[int]](MAX_FORCED)
         self._example, self._longest = _of_classes(moves, tokens)
@@ -354,10 +354,11 @@ class RegularGrammar:
     def _forced_text(self, state: int) -> tuple[bytes, list[int]]:
         """The bytes that must come next, up to the first choice or one more than are looked at; and the states before
         and after each."""
+        only_byte, after = self._only_ways
         text, states = bytearray(), [state]
-        while len(text) <= MAX_FORCED_BYTES and (byte := self._only_byte[state]) >= 0:
+        while len(text) <= MAX_FORCED_BYTES and (byte := only_byte[state]) >= 0:
             text.append(byte)
-            state = self._state_after[state]
+            state = after[state]
             states.append(state)
         return bytes(text), states
 

@@ -355,7 +355,7 @@ def test_a_process_that_died_while_idle_is_replaced(compiler: GrammarCompiler) -
 def test_a_process_that_is_killed_from_outside_refuses_no_constraint_for_good(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """As the system does where memory is short; its own limits and faults end it by other signals."""
+    """The system does so where memory is short; its own limits and faults end it by other signals."""
     killed: list[int] = []
 
     def die(process: WorkerProcess, job: Any, **callbacks: Any) -> Any:
