@@ -58,6 +58,10 @@ class Terms:
     ends: frozenset[int]
 
 
+TOLD_LOGPROBS = 256
+"""Tokens whose log-probabilities wait for the end at most: in one output, many would hold up the server."""
+
+
 class _Untold(msgspec.Struct):
     """Tokens and texts that have come since the last output."""
 
@@ -321,6 +325,7 @@ class Generation:
             self.check.push([token for token in tokens if token not in self.terms.eos_ids])
         advance = Advance(tuple(tokens), finished=self.finish is not None, replaced=replaced)
         tells = self.finish is not None or self.request.stream or not report.has_told
+        tells = tells or len(report.untold.logprobs) >= TOLD_LOGPROBS
         return advance, self._tell(now) if tells else None
 
     def _accept(self, drafts: AbstractSequence[int], draws: Draws, first: int) -> tuple[list[int], bool]:

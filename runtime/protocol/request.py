@@ -45,6 +45,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority      smaller runs first among waiting requests
     timeout_s     seconds after which it ends with an error, queueing included
     stream        send an output for each step; else there are two, which costs less: at the first token and at the end
+                  (more with log-probabilities: those of many tokens do not wait for the end)
     """
 
     id: str

@@ -111,7 +111,7 @@ class PatternSearch:
         self._begun: list[_Begun] = []  # by their start
         self._ended: list[_Ended] = []
         self._found: tuple[int, int] | None = None  # unless one of these comes before it
-        self._text = ""  # from the character before the first start on
+        self._text = ""  # from the character before the first start on, at the latest
         self._seen = 0
 
     @property
@@ -156,6 +156,8 @@ class PatternSearch:
         """Raises OutOfBudgetError."""
         begun = self._begun if self._found is not None else [*self._begun, *self._begin(self._text[-1:])]
         self._seen += 1
+        if len(self._text) > 2 * WINDOW:
+            self._text = self._text[-WINDOW:]  # with `char`, one character before the first start that may be left
         self._text += char
         self._budget.spend((len(begun) + len(self._ended)) // _LIVE_PER_UNIT)
         oldest = self._seen - WINDOW

@@ -161,3 +161,14 @@ def test_a_search_over_its_budget_is_an_error() -> None:
     except EngineError as error:
         code = error.code
     assert code == "stop_regex_timeout"
+
+
+def test_of_a_long_text_only_what_a_match_may_have_is_kept() -> None:
+    """Where a match may begin at each character, all of the text was kept, and copied for each."""
+    looking = PatternSearch(StopPattern("[ ]x|q[^q]*z"), SearchBudget())
+    most, longest = 0, "q" + "c" * (WINDOW - 2) + "z"
+    for char in " " * 30_000 + longest[:-1]:
+        assert looking.advance(char) is None
+        most = max(most, len(looking._text))
+    assert looking.advance("z") == (30_000, 30_000 + WINDOW, longest)
+    assert most <= 3 * WINDOW
