@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 _KNOWN = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|TERM|COLUMNS|LINES|TZ|LANG|LANGUAGE|LC_\w+|TMPDIR|TEMP|TMP|XDG_\w+|VIRTUAL_ENV|CONDA_\w+"
@@ -88,7 +88,32 @@ def die_with_parent(parent: int) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _tie(parent)
+
+
+def _tie(parent: int) -> None:
+    """Has this process, or the program that takes its place, killed when `parent` ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it has ended before
         sys.exit(1)
+
+
+def tied(command: Sequence[str]) -> list[str]:
+    """Returns the command that runs another one, to be killed when the thread that starts it ends, or its process. The
+    thread has to stay. Only Linux tells a child of that."""
+    if sys.platform != "linux":
+        return list(command)
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
+
+
+def _run_tied(parent: int, command: list[str]) -> NoReturn:
+    """Becomes `command`, with the signals as a new process has them: Python ignores some."""
+    _tie(parent)
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(ignored, signal.SIG_DFL)
+    os.execvp(command[0], command)
+
+
+if __name__ == "__main__":
+    _run_tied(int(sys.argv[1]), sys.argv[2:])

@@ -29,6 +29,8 @@ TICK_S = 0.05
 INTERRUPT_TIMEOUT_S = 0.5
 """Time that an interrupted process may go on, in native code, before it is killed."""
 EXIT_TIMEOUT_S = 1.0
+KILL_TIMEOUT_S = 2.0
+"""Time within which a killed process is gone. One that waits within a driver or a file system may stay for ever."""
 
 
 class ProcessEndedError(RuntimeError):
@@ -69,12 +71,13 @@ class WorkerProcess:
         self._poll.register(self._stdout, select.POLLIN)
         self._decoder = msgpack_decoder(FromWorker)
         self._ready = False
+        self._closed = False
         with contextlib.suppress(BrokenPipeError):  # seen when it is waited for
             self._stdin.write(frame(Limits(memory_bytes, seconds)))
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return not self._closed and self._process.poll() is None
 
     @property
     def process_id(self) -> int:
@@ -115,17 +118,27 @@ class WorkerProcess:
         self._process.kill()
 
     def close(self, *, kill: bool = False) -> None:
-        """Ends it, in order or at once, and waits until it is gone. One that is not ready yet has nothing to end."""
+        """Ends it, in order or at once, and waits until it is gone. One that is not ready yet has nothing to end.
+        Closing twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
         if kill or not self._ready:
             self._process.kill()
         with contextlib.suppress(OSError):
             self._stdin.close()
-        try:
-            self._process.wait(EXIT_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
+        if not self._ends_within(EXIT_TIMEOUT_S):
             self._process.kill()
-            self._process.wait()
+            if not self._ends_within(KILL_TIMEOUT_S):
+                logger.error("process %d was killed and does not end: it is left behind", self.process_id)
         self._stdout.close()
+
+    def _ends_within(self, seconds: float) -> bool:
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def _interrupt(self) -> Answer:
         self._process.send_signal(signal.SIGALRM)
@@ -169,8 +182,7 @@ class WorkerProcess:
 
     def _end(self) -> NoReturn:
         """Raises the error of a process that has closed its end."""
-        with contextlib.suppress(subprocess.TimeoutExpired):  # so that the status is not that of a kill from here
-            self._process.wait(EXIT_TIMEOUT_S)
+        self._ends_within(EXIT_TIMEOUT_S)  # so that the status is not that of a kill from here
         status = self._process.returncode
         self.close(kill=True)
         kind = ProcessKilledError if status == -signal.SIGKILL else ProcessEndedError

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
-import os
+import logging
+import shutil
+import subprocess
 import sys
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from importlib import import_module
 from typing import Any, Self
 
+from ...constrain.workers.child import tied
 from ...runtime.protocol.errors import EngineError, RequestError
 from ...runtime.tools.registry import ToolCallError, check_tool, tool_failed
 from ..diagnostics.source_lines import located
 from ..record.options import checked_timeout, wrong_kind
 from .tool import MAX_CHARS, Tool
+
+logger = logging.getLogger("bough.tools")
 
 _CLOSE_S = 5.0
 _MAX_TOOLS = 128
@@ -34,7 +41,8 @@ def mcp_server(
     timeout_s: float = 30.0,
     max_chars: int = MAX_CHARS,
 ) -> McpServer:
-    """Connects to an MCP server, whose tools a model can call: `bough.call_tools("answer", [server])`.
+    """Connects to an MCP server, whose tools a model can call: `bough.call_tools("answer", [server])`. A command that
+    has ended is started again by the next call.
 
     target      a command and its arguments, which is started and spoken to over stdin and stdout; or the URL of a
                 server that speaks streamable HTTP
@@ -54,28 +62,28 @@ def mcp_server(
         EngineError: the server cannot be reached, code "mcp_unreachable".
     """
     limit_s = checked_timeout(timeout_s)
-    package = _package()
+    _package()
     if isinstance(target, str):
         if not target.startswith(("http://", "https://")):
             message = f"a command is a list, such as {target.split()!r}; a URL begins with http:// or https://"
             raise RequestError(message, param="target")
         if env is not None:
             raise RequestError("env is for a command: a URL has headers", param="env")
-        server = target if headers is None else _http(target, headers)
-        return McpServer(target, server, prefix, limit_s, max_chars)
+        url = target
+        return McpServer(url, lambda: url if headers is None else _http(url, headers), prefix, limit_s, max_chars)
     if not isinstance(target, Sequence) or not target or not all(isinstance(part, str) for part in target):
         raise wrong_kind("target", "a URL, or a command as a list of texts", target)
     if headers is not None:
         raise RequestError("headers are for a URL: a command has env", param="headers")
-    command, *args = target
-    server = package.StdioServerParameters(command=command, args=args, env=None if env is None else dict(env))
-    return McpServer(command, _stdio(server), prefix, limit_s, max_chars)
+    return McpServer(target[0], partial(_Command, target, env or {}), prefix, limit_s, max_chars)
 
 
 class McpServer:
     """A connection to an MCP server. `tools` are those that it lists. Close it, or use it in `with`."""
 
-    def __init__(self, name: str, server: Any, prefix: str, timeout_s: float | None, max_chars: int) -> None:
+    def __init__(
+        self, name: str, server: Callable[[], Any], prefix: str, timeout_s: float | None, max_chars: int
+    ) -> None:
         self.name = name
         self._link = _Connection(server, timeout_s)
         self._end = weakref.finalize(self, self._link.close)
@@ -137,15 +145,16 @@ class McpTool(Tool[..., str]):
 
 
 class _Connection:
-    """A client on an event loop of its own: the package wants a connection opened and closed by one task."""
+    """Clients of a server, one after another, on an event loop of their own."""
 
-    def __init__(self, server: Any, timeout_s: float | None) -> None:
+    def __init__(self, server: Callable[[], Any], timeout_s: float | None) -> None:
         self._server = server
         self._timeout_s = timeout_s
         self._listed: Future[list[Any]] = Future()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._client: Any = None
         self._task: asyncio.Task[Any] | None = None
+        self._session: _Session | None = None
+        self._opening = asyncio.Lock()
         self._closing = asyncio.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._live()), name="bough-mcp", daemon=True)
 
@@ -155,13 +164,13 @@ class _Connection:
         try:
             return self._listed.result(self._timeout_s)
         except TimeoutError:
-            raise _unreachable(f"it did not answer within {self._timeout_s:g} s") from None
+            raise _unreachable(_late(self._timeout_s)) from None
 
     def submit(self, work: Callable[[Any], Coroutine[Any, Any, str]]) -> Future[str]:
         """Runs `work` with the client. Cancelling the future cancels it."""
         if self._loop is None or not self._thread.is_alive():
             raise EngineError("the connection to the MCP server is closed", code="tool_failed")
-        return asyncio.run_coroutine_threadsafe(work(self._client), self._loop)
+        return asyncio.run_coroutine_threadsafe(self._work(work), self._loop)
 
     def close(self) -> None:
         if self._loop is not None and self._task is not None:
@@ -171,26 +180,82 @@ class _Connection:
             self._thread.join(_CLOSE_S)
 
     def _end(self) -> None:
-        if self._client is None and self._task is not None:  # it is still being opened
+        if not self._listed.done() and self._task is not None:  # it is still being opened
             self._task.cancel()
         self._closing.set()
 
     async def _live(self) -> None:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         try:
-            async with _package().Client(self._server) as client:
-                self._client = client
-                self._listed.set_result(await _list(client))
-                await self._closing.wait()
+            self._listed.set_result(await _list(await self._client()))
+            await self._closing.wait()
         except BaseException as error:  # noqa: BLE001  whoever connects hears of it
             if not self._listed.done():
-                self._listed.set_exception(_unreachable(_reason(error)))
+                told = error if isinstance(error, EngineError) else _unreachable(_reason(error))
+                self._listed.set_exception(told)
+        finally:
+            if self._session is not None:
+                await self._session.end()
+
+    async def _work(self, work: Callable[[Any], Coroutine[Any, Any, str]]) -> str:
+        return await work(await self._client())
+
+    async def _client(self) -> Any:
+        """Returns the client of a server that has not ended. Raises EngineError: it cannot be started again."""
+        async with self._opening:
+            if self._session is None or self._session.over:
+                if self._session is not None:
+                    await self._session.end()
+                self._session = _Session(self._server())
+            try:
+                return await self._session.client(self._timeout_s)
+            except BaseException:
+                await self._session.end()
+                raise
+
+
+class _Session:
+    """A client, which the package wants to be opened and closed by one task."""
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+        self._opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._closing = asyncio.Event()
+        self._task = asyncio.create_task(self._live())
+
+    @property
+    def over(self) -> bool:
+        """It has ended, or its command has."""
+        return self._task.done() or (isinstance(self._server, _Command) and self._server.ended)
+
+    async def client(self, timeout_s: float | None) -> Any:
+        """Waits until it is open. Raises EngineError: the server cannot be reached."""
+        waits = (self._opened, self._task)
+        done, _ = await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            raise _unreachable(_late(timeout_s))
+        if not self._opened.done():
+            raise _unreachable(_reason(self._task.exception() or EOFError("it has ended")))
+        return self._opened.result()
+
+    async def end(self) -> None:
+        self._closing.set()
+        if not self._opened.done():
+            self._task.cancel()
+        await asyncio.wait([self._task])
+        if not self._task.cancelled() and (error := self._task.exception()) is not None:
+            logger.debug("the connection to an MCP server ended by an error: %s", _reason(error))
+
+    async def _live(self) -> None:
+        async with _package().Client(self._server) as client:
+            self._opened.set_result(client)
+            await self._closing.wait()
 
 
 async def _list(client: Any) -> list[Any]:
     found: list[Any] = []
     cursor = None
-    while True:
+    for _ in range(_MAX_TOOLS):  # pages may be empty
         page = await client.list_tools(cursor=cursor)
         found += page.tools
         cursor = page.next_cursor
@@ -198,6 +263,7 @@ async def _list(client: Any) -> list[Any]:
             return found
         if len(found) > _MAX_TOOLS:
             raise ValueError(f"it lists more than {_MAX_TOOLS} tools")
+    raise ValueError(f"it lists its tools in more than {_MAX_TOOLS} pages")
 
 
 def _text_of(found: Any) -> str:
@@ -208,17 +274,39 @@ def _text_of(found: Any) -> str:
     return "\n".join(texts)
 
 
-@contextlib.asynccontextmanager
-async def _stdio(server: Any) -> AsyncIterator[Any]:
-    """Starts a command. What it says on stderr goes where this process's does; nowhere, if that is no file."""
-    with contextlib.ExitStack() as stack:
+class _Command:
+    """A command that is started, and ends with this process. What it says on stderr goes where this process's does;
+    nowhere, if that is no file."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        self._command = command
+        self._env = dict(env)
+        self._open = contextlib.AsyncExitStack()
+        self._received: Any = None
+
+    @property
+    def ended(self) -> bool:
+        """It says nothing more."""
+        return self._received is not None and self._received.statistics().open_send_streams == 0
+
+    async def __aenter__(self) -> Any:
+        program = self._command[0]
+        if shutil.which(program, path=self._env.get("PATH")) is None:
+            raise FileNotFoundError(errno.ENOENT, "there is no such command", program)
         try:
             sys.stderr.fileno()
             told: Any = sys.stderr
         except (AttributeError, OSError, ValueError):  # in a notebook, for one
-            told = stack.enter_context(open(os.devnull, "w"))
-        async with import_module("mcp.client.stdio").stdio_client(server, errlog=told) as streams:
-            yield streams
+            told = subprocess.DEVNULL
+        command, *args = tied(self._command)
+        server = _package().StdioServerParameters(command=command, args=args, env=self._env)
+        stdio = import_module("mcp.client.stdio").stdio_client
+        streams = await self._open.enter_async_context(stdio(server, errlog=told))
+        self._received, _ = streams
+        return streams
+
+    async def __aexit__(self, *exception: Any) -> bool | None:
+        return await self._open.__aexit__(*exception)
 
 
 @contextlib.asynccontextmanager
@@ -242,6 +330,10 @@ def _reason(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return str(error) or type(error).__name__
+
+
+def _late(timeout_s: float | None) -> str:
+    return f"it did not answer within {timeout_s:g} s"
 
 
 def _unreachable(reason: str) -> EngineError:

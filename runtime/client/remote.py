@@ -124,7 +124,7 @@ class RemoteClient(StreamingClient):
             self._writer = FrameWriter(self._spawned.connection)
         except BaseException:
             self.kill()
-            self._spawned.process.wait()
+            self._see_it_end()
             self._spawned.connection.close()
             raise
         self._keys = itertools.count(1)
@@ -326,6 +326,11 @@ class RemoteClient(StreamingClient):
         with contextlib.suppress(OSError):  # the link is closed already
             self._spawned.connection.shutdown(socket.SHUT_RDWR)
 
+    def _see_it_end(self) -> None:
+        """Waits for a process that was killed, but not for ever."""
+        if not self._ends_within(KILL_TIMEOUT_S):
+            logger.error("process %d was killed and does not end: it is left behind", self.process_id)
+
     def _ends_within(self, seconds: float) -> bool:
         try:
             self._spawned.process.wait(timeout=seconds)
@@ -354,8 +359,7 @@ class RemoteClient(StreamingClient):
             self._spawned.connection.shutdown(socket.SHUT_WR)
         if self._killed or not self._ends_within(CLOSE_TIMEOUT_S):
             self.kill()
-            if not self._ends_within(KILL_TIMEOUT_S):
-                logger.error("process %d was killed and does not end: it is left behind", self.process_id)
+            self._see_it_end()
         self._tools.close()
         if self._reader is not None and self._reader is not threading.current_thread():
             self._reader.join(timeout=10)

@@ -42,10 +42,11 @@ class EngineThread:
         self._ours, self._theirs = socket.socketpair()
         self._end = self._theirs.dup()
 
-    def spawned(self) -> EngineProcess:
-        descriptor = self._theirs.detach()
-        thread = threading.Thread(target=self._serve, args=(descriptor,), name=f"engine {self.pid}", daemon=True)
-        thread.start()
+    def spawned(self, *, serves: bool = True) -> EngineProcess:
+        if serves:
+            descriptor = self._theirs.detach()
+            thread = threading.Thread(target=self._serve, args=(descriptor,), name=f"engine {self.pid}", daemon=True)
+            thread.start()
         return EngineProcess(cast("Any", self), self._ours, time.monotonic())
 
     def _serve(self, descriptor: int) -> None:
@@ -77,6 +78,7 @@ class EngineThread:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
+        assert timeout is not None or not self.survives, "it never ends"
         if not self._ended.wait(timeout):
             assert timeout is not None
             raise subprocess.TimeoutExpired("engine", timeout)

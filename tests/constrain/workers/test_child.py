@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from bough.constrain import GrammarCompiler, JsonSchema, Vocabulary
-from bough.constrain.workers.child import child_environment
+from bough.constrain.workers.child import child_environment, tied
 
 SECRET = (
     "BOUGH_API_KEY", "OPENAI_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "GITHUB_TOKEN",
@@ -33,3 +35,10 @@ def test_a_worker_has_none(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPat
     (process_id,) = compiler.process_ids
     assert b"sk-hidden" not in Path(f"/proc/{process_id}/environ").read_bytes()
     compiler.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell a child of its parent's end")
+def test_a_command_that_is_tied_starts_as_it_would_alone() -> None:
+    command = ["sh", "-c", 'grep Sig /proc/self/status; echo "$@"', "sh", "one", "two words"]
+    alone, beside = (subprocess.run(each, capture_output=True, check=True) for each in (command, tied(command)))
+    assert alone.stdout == beside.stdout and alone.stdout.endswith(b"one two words\n")

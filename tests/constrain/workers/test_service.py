@@ -23,7 +23,7 @@ from bough.constrain.lower import lower
 from bough.constrain.vocabulary.adapters import byte_vocabulary
 from bough.constrain.workers import service as service_module
 from bough.constrain.workers.jobs import Check, Checked, Done, Lower, Refused
-from bough.constrain.workers.process import LateError, ProcessEndedError, WorkerProcess
+from bough.constrain.workers.process import LateError, ProcessEndedError, Processes, WorkerProcess
 from bough.constrain.workers.service import CompileService, Turn
 
 _DOUBLED = {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i - 1}"}] * 2} for i in range(1, 40)}
@@ -152,6 +152,38 @@ def test_a_process_that_dies_over_a_job_is_told_from_one_that_answers(process: W
         do(process, HANG)
     timer.join()
     assert not exists(process.process_id)
+
+
+class Unkillable:
+    """A process that waits within the system, which cannot end it."""
+
+    pid, returncode = 10_000_000, None
+
+    def poll(self) -> None:
+        return None
+
+    def kill(self) -> None:
+        pass
+
+    def wait(self, timeout: float | None = None) -> None:
+        assert timeout is not None, "it never ends"
+        raise subprocess.TimeoutExpired("worker", timeout)
+
+
+def test_a_process_that_cannot_be_killed_is_left_behind(
+    process: WorkerProcess, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    processes, real = Processes(1, 5.0), process._process
+    monkeypatch.setattr(process, "_process", Unkillable())
+    with pytest.raises(LateError):
+        do(process, HANG, seconds=0.1)
+    processes.give_back(process)
+    real.kill()
+    real.wait(10.0)
+    assert processes.idle_ids() == []
+    assert [record.getMessage() for record in caplog.records] == [
+        "process 10000000 was killed and does not end: it is left behind"
+    ]
 
 
 def test_a_job_that_takes_too_much_memory_is_refused() -> None:

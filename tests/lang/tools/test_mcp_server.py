@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +22,7 @@ import pytest
 import bough
 from bough import ToolCall
 from bough.cli.serve import tools_in
+from bough.lang.tools import mcp_server as mcp_module
 
 pytest.importorskip("mcp")
 
@@ -127,6 +133,107 @@ def test_servers_that_are_not_there_and_wrong_targets() -> None:
         bough.mcp_server(COMMAND, headers={})
     with pytest.raises(bough.RequestError, match="env is for a command"):
         bough.mcp_server(gone, env={})
+
+
+STUBBORN = """
+import os, time
+from mcp.server.mcpserver import MCPServer
+server = MCPServer("stubborn", log_level="CRITICAL")
+
+@server.tool()
+def pid() -> int:
+    "Returns the number of the process."
+    return os.getpid()
+
+@server.tool()
+def die() -> str:
+    "Ends the process."
+    os._exit(1)
+
+if os.path.exists("broken"):
+    raise SystemExit("it is broken")
+server.run()
+time.sleep(600)  # whatever becomes of its stdin
+"""
+
+
+@pytest.fixture
+def stubborn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A command that does not end with its stdin, in a folder of its own; it does not start while there is a file
+    `broken`."""
+    monkeypatch.chdir(tmp_path)
+    Path("stubborn.py").write_text(STUBBORN)
+    return [sys.executable, "stubborn.py"]
+
+
+def runs(pid: int) -> bool:
+    """Tells whether a process is there that has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell a child of its parent's end")
+def test_a_command_ends_with_the_process_that_started_it(stubborn: list[str]) -> None:
+    script = (
+        "import bough, os, signal\n"
+        f"server = bough.mcp_server({stubborn!r}, timeout_s={LIMIT_S})\n"
+        "print(server.tools[0](), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", script], capture_output=True, text=True, timeout=100, check=False
+    )
+    pid, deadline = int(ended.stdout), time.monotonic() + 10.0
+    try:
+        while runs(pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not runs(pid)
+    finally:
+        if runs(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_command_that_has_ended_is_started_again_by_the_next_call(stubborn: list[str]) -> None:
+    with bough.mcp_server(stubborn, timeout_s=LIMIT_S) as server:
+        pid, die = server.tools
+        first = pid()
+        with pytest.raises(Exception, match=r"[Cc]onnection closed"):
+            die()
+        with ThreadPoolExecutor(4) as pool:
+            again = {call.result(LIMIT_S) for call in [pool.submit(pid) for _ in range(4)]}
+        assert len(again) == 1 and again != {first}
+        os.kill(int(again.pop()), signal.SIGKILL)  # while nobody calls
+        time.sleep(0.5)
+        assert pid() != first
+
+
+def test_one_that_does_not_start_again_is_told_of_and_tried_with_each_call(stubborn: list[str]) -> None:
+    with bough.mcp_server(stubborn, timeout_s=LIMIT_S) as server:
+        pid, die = server.tools
+        Path("broken").touch()
+        with pytest.raises(Exception, match=r"[Cc]onnection closed"):
+            die()
+        for _ in range(2):
+            with pytest.raises(bough.EngineError, match="the MCP server cannot be reached"):
+                pid()
+        Path("broken").unlink()
+        assert int(pid())
+
+
+def test_pages_of_tools_have_an_end() -> None:
+    asked: list[str | None] = []
+
+    class Pages:
+        async def list_tools(self, cursor: str | None) -> Any:
+            asked.append(cursor)
+            assert len(asked) < 10_000, "there is no end"
+            return SimpleNamespace(tools=[], next_cursor=str(len(asked)))
+
+    with pytest.raises(ValueError, match="pages"):
+        asyncio.run(mcp_module._list(Pages()))
+    assert len(asked) <= 200
 
 
 def test_without_the_package_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from bough.runtime.protocol.program import Failed, Gen, Text
 from bough.runtime.protocol.request import Request
 
 from ...support.engine_thread import EngineThread, Load, reads_tokenizer
-from ...support.fakes import fake_engine
+from ...support.fakes import fake_engine, refuse_threads
 from ..asking import program, request, wait_until
 
 Make = Callable[..., EngineThread]
@@ -190,6 +190,17 @@ def test_a_process_that_no_signal_ends_is_left_behind(
     client.close()  # which SIGTERM leads to
     assert time.monotonic() - closing < 10.0
     assert code(stuck.result(timeout=1.0)) == "engine_dead"
+
+
+def test_so_is_one_for_which_there_is_no_thread(
+    engine_threads: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "KILL_TIMEOUT_S", 0.1)
+    thread = engine_threads(loads(), survives=True)
+    refuse_threads(monkeypatch, "bough-writer")
+    with pytest.raises(RuntimeError, match="new thread"):
+        RemoteClient(thread.spawned(serves=False))
+    assert thread.num_kills == 1 and "left behind" in caplog.text
 
 
 def test_a_request_far_past_its_time_fails_although_the_engine_goes_on(
