@@ -164,7 +164,7 @@ def test_a_search_over_its_budget_is_an_error() -> None:
 
 
 def test_of_a_long_text_only_what_a_match_may_have_is_kept() -> None:
-    """Where a match may begin at each character, all of the text was kept, and copied for each."""
+    """A match may begin at each character: all of the text was kept, and copied for each."""
     looking = PatternSearch(StopPattern("[ ]x|q[^q]*z"), SearchBudget())
     most, longest = 0, "q" + "c" * (WINDOW - 2) + "z"
     for char in " " * 30_000 + longest[:-1]:
