@@ -82,7 +82,7 @@ class LineWriter:
                     output.write(self._dropped(num_lost))
                     num_lost = 0
                 output.write(line)
-            except (OSError, ValueError):  # it is closed, its disk is full: the next one may go
+            except Exception:  # noqa: BLE001  it is closed, its disk is full, it is no file: the next one may go
                 num_lost += 1
             with self._lock:
                 self._num_bytes -= sys.getsizeof(line)

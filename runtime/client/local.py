@@ -172,7 +172,7 @@ class EngineLoop:
         def submit() -> None:
             try:
                 self.engine.submit(request, listen)
-            except Exception as error:  # noqa: BLE001  it goes to who asked
+            except BaseException as error:  # noqa: BLE001  it goes to who asked, a panic of native code, too
                 listen(RequestOutput(id=request.id, finish=Finish(reason="error", error=_refusal(error))))
 
         def refuse() -> None:
@@ -194,7 +194,7 @@ class EngineLoop:
         def start() -> None:
             try:
                 self._executor.run(program, listen, tools, key)
-            except Exception as error:  # noqa: BLE001  it goes to who asked
+            except BaseException as error:  # noqa: BLE001  it goes to who asked, a panic of native code, too
                 listen(Failed(error=_refusal(error)))
 
         self._submit(program.namespace, _Submission(("program", program.id), start, _nothing))
@@ -363,7 +363,7 @@ def _make(call: Callable[[], None]) -> None:
         logger.exception("a call of the engine failed")
 
 
-def _refusal(error: Exception) -> ErrorInfo:
+def _refusal(error: BaseException) -> ErrorInfo:
     if isinstance(error, BoughError):
         return to_info(error)
     logger.error("what was asked for could not be started", exc_info=error)

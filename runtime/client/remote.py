@@ -309,7 +309,7 @@ class RemoteClient(StreamingClient):
         with self._lock:
             late = {key: stream for key, stream in self._streams.items() if time_over >= stream.deadline}
         for key, stream in late.items():
-            if self._leave(key):
+            if self._leave(key) is not None:
                 self._send(stream.stop)
                 _tell(stream.fail, to_info(error))
 
@@ -402,11 +402,11 @@ class RemoteClient(StreamingClient):
             self._leave(key)
             raise
 
-    def _leave(self, key: int) -> bool:
-        """Forgets a stream; returns whether it was there."""
+    def _leave(self, key: int) -> _Stream | None:
+        """Forgets a stream, and returns it to be told its end; None if another thread tells it, or has told it."""
         self._tools.over(key)
         with self._lock:
-            return self._streams.pop(key, None) is not None
+            return self._streams.pop(key, None)
 
     def _ask(self, question: type[AskStats] | type[AskFlush], timeout_s: float) -> Any:
         key = next(self._keys)
@@ -471,13 +471,14 @@ class RemoteClient(StreamingClient):
                     waiting.put(answer)
 
     def _hand(self, key: int, event: RequestOutput | ProgramEvent, *, last: bool) -> None:
-        with self._lock:
-            stream = self._streams.get(key)
         if last:
-            self._leave(key)
+            stream = self._leave(key)
             if self._crashed_again:
                 event = _not_again(event)
-        if stream is not None and not _tell(stream.listen, event) and self._leave(key):
+        else:
+            with self._lock:
+                stream = self._streams.get(key)
+        if stream is not None and not _tell(stream.listen, event) and self._leave(key) is not None:
             self._send(stream.stop)
 
 

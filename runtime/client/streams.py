@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import queue
 import weakref
 from collections import deque
@@ -17,6 +18,8 @@ from ..protocol.errors import to_exception
 from ..protocol.program import Done, EndTexts, Failed, Program, ProgramEvent
 from ..protocol.request import Request, RequestOutput
 from ..tools.registry import ToolCall, ToolRegistry
+
+logger = logging.getLogger("bough.engine")
 
 Event = TypeVar("Event", RequestOutput, ProgramEvent)
 
@@ -183,13 +186,13 @@ class _Arrivals(Generic[Event]):
         return self._arrived.popleft()
 
     def _take(self, event: Event) -> None:
-        if self._settle is not None and _is_last(event):
-            self._settle(event)
         if self._arrived is None:
             self._arrived = deque()
         self._arrived.append(event)
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+            self._waiter.set_result(None)  # who waits goes on after this call
+        if self._settle is not None and _is_last(event):
+            self._settle(event)
 
 
 class _Post:
@@ -211,7 +214,10 @@ class _Post:
         self._called = False  # before the letters are counted: one that comes later calls again
         for _ in range(len(self._letters)):  # no more, so that a flood of them leaves the loop's time to others
             receiver, letter = self._letters.popleft()
-            receiver(letter)
+            try:
+                receiver(letter)
+            except Exception:  # which is no matter of those whose letters come after it
+                logger.exception("an event could not be taken")
 
 
 _posts: weakref.WeakValueDictionary[int, _Post] = weakref.WeakValueDictionary()

@@ -22,7 +22,7 @@ from bough.runtime.client.remote import RemoteClient
 from bough.runtime.engine.engine import Engine
 from bough.runtime.protocol.condition import Matches
 from bough.runtime.protocol.config import EngineConfig
-from bough.runtime.protocol.errors import EngineStoppedError, OverloadedError, RequestError
+from bough.runtime.protocol.errors import BoughError, EngineStoppedError, OverloadedError, RequestError
 from bough.runtime.protocol.program import Done, Failed, Gen, Text, When
 from bough.runtime.protocol.request import Request, RequestOutput
 from bough.runtime.protocol.sampling_params import SamplingParams
@@ -417,6 +417,27 @@ def test_an_idle_engine_outlives_what_cannot_be_made_ready(part: str, monkeypatc
     assert len(tokens(list(client.stream(request(4))))) == 4
     assert client.alive
     client.close()
+
+
+class Panic(BaseException):
+    """Exception that native code raises when it panics."""
+
+
+@pytest.mark.parametrize("kind", ["request", "program"])
+def test_native_code_that_panics_over_a_request_ends_it_alone(
+    kind: str, local: LocalClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def panic(*args: Any, **fields: Any) -> None:
+        raise Panic("at src/lib.rs")
+
+    with monkeypatch.context() as patch, ThreadPoolExecutor(1) as pool:
+        patch.setattr(local._loop.engine, "submit", panic)
+        patch.setattr(local._loop._executor, "run", panic)
+        ask = (lambda: list(local.stream(request()))) if kind == "request" else (lambda: list(local.run(program())))
+        with pytest.raises(BoughError) as caught:
+            pool.submit(ask).result(10.0)
+    assert caught.value.code == "internal_error"
+    assert len(tokens(list(local.stream(request(4))))) == 4
 
 
 class Held:

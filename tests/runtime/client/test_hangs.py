@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from array import array
@@ -19,9 +20,9 @@ from bough.runtime.client.spawn import DUMP_SIGNAL
 from bough.runtime.client.supervisor import Supervisor
 from bough.runtime.engine.engine import Engine
 from bough.runtime.protocol.config import EngineConfig
-from bough.runtime.protocol.errors import BoughError, EngineStoppedError, ModelError, to_exception
+from bough.runtime.protocol.errors import BoughError, EngineError, EngineStoppedError, ModelError, to_exception
 from bough.runtime.protocol.program import Failed, Gen, Text
-from bough.runtime.protocol.request import Request
+from bough.runtime.protocol.request import Request, RequestOutput
 
 from ...support.engine_thread import EngineThread, Load, reads_tokenizer
 from ...support.fakes import fake_engine, refuse_threads
@@ -201,6 +202,30 @@ def test_so_is_one_for_which_there_is_no_thread(
     with pytest.raises(RuntimeError, match="new thread"):
         RemoteClient(thread.spawned(serves=False))
     assert thread.num_kills == 1 and "left behind" in caplog.text
+
+
+def test_a_request_that_ends_as_its_time_is_over_has_one_end(
+    engine_threads: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _ = fake_engine()
+    client = RemoteClient(engine_threads(loads(engine)).spawned())
+    client.load(EngineConfig())
+    heard: list[RequestOutput] = []
+    over, calls = client._tools.over, []
+
+    def at_the_same_time(key: int) -> None:
+        """Looks for what is late while the end that has come is being told."""
+        calls.append(key)
+        if len(calls) == 1:
+            client._expire(math.inf, EngineError("late", code="generation_timeout"))
+        over(key)
+
+    monkeypatch.setattr(client._tools, "over", at_the_same_time)
+    client.start_request(request(4), heard.append)
+    wait_until(lambda: bool(heard) and heard[-1].finish is not None)
+    assert client.stats().running == 0  # all that was said has been heard
+    assert sum(output.finish is not None for output in heard) == 1
+    client.close()
 
 
 def test_a_request_far_past_its_time_fails_although_the_engine_goes_on(

@@ -57,6 +57,23 @@ def test_lost_lines_are_counted_also_where_their_count_was_lost() -> None:
     assert disk.getvalue().splitlines() == ["5 lines were dropped", "line 5", "line 6"]
 
 
+def test_a_stream_that_fails_in_its_own_way_loses_its_line_only() -> None:
+    class Odd(io.StringIO):
+        def write(self, text: str) -> int:
+            if "line 1" in text:
+                raise RuntimeError("the notebook is closed")
+            return super().write(text)
+
+    told = Odd()
+    lines = LineWriter(told, dropped="{} lost".format)
+    for number in range(3):
+        lines.write(f"line {number}")
+    lines.flush()
+    lines.write("line 4")
+    lines.flush()
+    assert told.getvalue().splitlines() == ["line 0", "1 lost", "line 2", "line 4"]
+
+
 @pytest.mark.parametrize("stream", ["plain", "forgiving"])
 def test_a_line_that_was_cut_by_a_full_disk_ends_before_the_next(tmp_path: Path, stream: str) -> None:
     path = tmp_path / "log"

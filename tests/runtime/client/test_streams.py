@@ -143,3 +143,24 @@ def test_a_flood_of_events_leaves_the_loop_to_others() -> None:
 
     asyncio.run(main())
     assert num_delivered > 1
+
+
+@pytest.mark.parametrize("num_others", [0, 3])
+def test_an_end_that_cannot_be_settled_is_an_end_all_the_same(num_others: int) -> None:
+    """Its own consumer's, and those that come with it."""
+
+    async def read(settle: Callable[[object], None] | None) -> list[ProgramEvent]:
+        def start(listen: Listen) -> None:
+            events: list[ProgramEvent] = [Delta(0, "g", "a"), Done()]
+            asyncio.get_running_loop().call_soon(send, listen, events)
+
+        return [event async for event in aiterate(start, nothing, settle)]
+
+    def fail(event: object) -> None:
+        raise ZeroDivisionError
+
+    async def main() -> list[list[ProgramEvent]]:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        return await asyncio.wait_for(asyncio.gather(read(fail), *(read(None) for _ in range(num_others))), 10.0)
+
+    assert asyncio.run(main()) == [[Delta(0, "g", "a"), Done()]] * (1 + num_others)
