@@ -1,4 +1,4 @@
-"""The prefix cache: who owns each page of the KV cache; `reserve` has the tree evict when pages run short."""
+"""The prefix cache: leases of KV pages that share cached prefixes; `reserve` evicts when pages run short."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ NULL_PAGE = 0
 class PagePool:
     """Hands out the page ids 1 .. num_pages - 1.
 
-    Last freed, first out; a run of pages is handed out again in the order in which it was given back. A fresh pool
-    hands out 1, 2, 3, ... So the pages of one sequence mostly lie side by side, and equal calls get equal pages.
+    Last freed, first out; a run of pages is handed out again in the order in which it was freed. A fresh pool hands
+    out 1, 2, 3, ... So the pages of a sequence are mostly adjacent, and equal calls get equal pages.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -32,7 +32,7 @@ class PagePool:
         return len(self.free_pages)
 
     def allocate(self, count: int) -> array[int]:
-        """Takes `count` pages out of the pool; at most `num_free`."""
+        """Takes `count` pages out of the pool. Raises ValueError if it has fewer."""
         if not 0 <= count <= len(self.free_pages):
             raise ValueError(f"count must be 0 .. {len(self.free_pages)} (the free pages), got {count}")
         start = len(self.free_pages) - count
@@ -42,21 +42,21 @@ class PagePool:
         return pages
 
     def free(self, pages: array[int]) -> None:
-        """Takes back pages that `allocate` handed out; each once."""
+        """Takes back pages that `allocate` handed out, each of them once."""
         self.free_pages.extend(pages[::-1])
         assert len(self.free_pages) < self.num_pages, "a page was freed twice"
 
 
 @dataclass(eq=False, slots=True)
 class Lease:
-    """One sequence's claim on pages; made by `PrefixCache.open`, over with `PrefixCache.close`.
+    """One sequence's claim on pages, from `PrefixCache.open` to `PrefixCache.close`.
 
-    pages       the page table: the page of tokens i * page_size .. (i + 1) * page_size at index i. It grows and is
-                rewritten in place: copy it, do not keep a buffer over it
-    num_shared  how many leading pages are the tree's, locked for this lease and read only; the rest are private
-    num_cached  tokens that were found in the cache when the lease was opened
-    node        where the lock ends in the tree; None once the lease is closed
-    rewrites    how often `pages` was changed other than by growing: who keeps a copy compares
+    pages       the page table: index i holds the page of tokens i * page_size .. (i + 1) * page_size. It grows and is
+                rewritten in place, so copy it and keep no buffer over it
+    num_shared  number of leading pages that the tree owns, locked for this lease and read only; the rest are private
+    num_cached  tokens found in the cache when the lease was opened
+    node        end of the locked path in the tree; None once the lease is closed
+    rewrites    number of changes to `pages` other than by growing, by which a copy is known to be stale
     """
 
     namespace: str
@@ -71,9 +71,9 @@ class Lease:
 class CacheCounts:
     """Pages by owner: num_pages = free + cached + locked + private.
 
-    cached   in the tree and in nobody's use: a hit if asked for, free if needed
-    locked   in the tree and part of at least one lease
-    private  of one lease alone
+    cached   in the tree and in no lease: reused on a hit, evicted when pages run short
+    locked   in the tree and in at least one lease
+    private  in one lease only
     """
 
     num_pages: int
@@ -85,19 +85,23 @@ class CacheCounts:
 
 
 class PrefixCache:
-    """Tree, pool and leases. A page is free in the pool, cached in the tree, or private to one lease.
+    """Pages shared by prefix: each is free in the pool, cached in the tree, or private to one lease.
 
         lease.pages    [0 ........ num_shared)[num_shared ......... len(pages))
         owner           the tree, locked       this lease alone
         content         full, read only        being written; the last page may be partly filled
 
-    `commit` moves the border to the right, `close` gives up both sides. Only full pages cross it. One thread at a
-    time; no clock and no randomness: equal calls give equal pages.
+    `commit` moves the border to the right, across full pages only; `close` gives up both sides. Not thread-safe. No
+    clock and no randomness: equal calls give equal pages.
     """
 
     def __init__(self, num_pages: int, page_size: int, *, sharing: bool = True, weights: Weights = EQUAL) -> None:
-        """`num_pages` counts the null page, 0, which is never used. Without `sharing` nothing is kept or matched.
-        `weights`: parts of what is cached that a tenant may keep for each of another's; who is not there has 1."""
+        """Creates an empty cache.
+
+        num_pages    with the null page, 0, which is never used
+        sharing      False: nothing is cached or matched
+        weights      share of the cached pages that each tenant may keep, relative to the others'; 1 if not given
+        """
         self.pool = PagePool(num_pages)
         self.tree = RadixTree(page_size, weights)
         self.page_size = page_size
@@ -107,26 +111,26 @@ class PrefixCache:
     def cached_tokens(
         self, tokens: Sequence[int], namespace: str = "", *, limit: int | None = None, found: Found | None = None
     ) -> int:
-        """Returns how many tokens `open` would find. Changes nothing, not even what is evicted next.
+        """Returns how many tokens `open` would find. Neither the cache nor the order of eviction changes.
 
-        found    see RadixTree.match: who asks for the same tokens again and again keeps one
+        found    kept by a caller that asks for the same tokens repeatedly, and updated: see RadixTree.match
         """
         return self.tree.match(tokens, self._match_stop(tokens, limit), namespace, found)
 
     def open(self, tokens: Sequence[int], namespace: str = "", *, limit: int | None = None) -> Lease:
         """Finds and locks the longest cached prefix, in whole pages.
 
-        At most `limit` tokens of it, and never the last token: that one is always left to compute.
+        It has at most `limit` tokens, and never the last of `tokens`, which is always left to compute.
         """
         node = self.tree.acquire(tokens, self._match_stop(tokens, limit), namespace)
         pages = self.tree.pages(node)
         return Lease(namespace, pages, len(pages), len(pages) * self.page_size, node)
 
     def reserve(self, lease: Lease, num_tokens: int, *, spare: bool = False) -> bool:
-        """Makes the lease's pages cover `num_tokens` tokens, evicting what nobody uses if it must.
+        """Makes the lease's pages cover `num_tokens` tokens, evicting unlocked pages where necessary.
 
-        With `spare` nothing is taken from tenants that have no more than their part. All or nothing: False if that
-        many pages cannot be had, and then nothing was evicted.
+        With `spare`, nothing is taken from other tenants in use that have no more than their share. All or nothing:
+        returns False, and evicts nothing, if there are not enough pages.
         """
         missing = -(-num_tokens // self.page_size) - len(lease.pages)
         if missing <= 0:
@@ -145,8 +149,8 @@ class PrefixCache:
     def commit(self, lease: Lease, tokens: Sequence[int], num_computed: int) -> None:
         """Publishes the pages that tokens[:num_computed] fill, so that others find them at once.
 
-        `tokens` are those of the whole sequence; what was published before must not have changed. Where another
-        lease was first with the same tokens, its pages replace ours in `lease.pages`, and ours are freed.
+        `tokens` are those of the whole sequence; those already published must not have changed. Where another lease
+        has published the same tokens first, its pages replace ours in `lease.pages`, and ours are freed.
         """
         below = lease.node
         if below is None:
@@ -172,8 +176,8 @@ class PrefixCache:
     def close(self, lease: Lease, tokens: Sequence[int], num_computed: int) -> None:
         """Publishes as `commit` does, unlocks the shared pages and frees the private ones.
 
-        With `num_computed` 0 nothing more is published; what `commit` published stays. Raises ValueError if the lease
-        is closed already.
+        With `num_computed` 0 nothing more is published; what `commit` has published stays. Raises ValueError if the
+        lease is already closed.
         """
         self.commit(lease, tokens, num_computed)
         assert lease.node is not None
@@ -184,7 +188,7 @@ class PrefixCache:
         lease.num_shared = 0
 
     def flush(self, tenant: str | None = None) -> int:
-        """Drops all that nobody uses, of one tenant if it is given; returns how many pages that freed."""
+        """Evicts all unlocked pages, or those of one tenant; returns how many."""
         if tenant is None:
             return self._evict(self.tree.num_cached)
         pages = self.tree.evict_all(tenant)
@@ -198,7 +202,7 @@ class PrefixCache:
         return CacheCounts(num_pages, free, cached, locked, private, self.evicted_tokens_total)
 
     def check(self, leases: Iterable[Lease]) -> None:
-        """Recounts everything, given all open leases; raises AssertionError if an account does not balance."""
+        """Audits the cache, given all open leases; raises AssertionError if an account does not balance."""
         audit(self.tree, self.pool, list(leases))
 
     def _match_stop(self, tokens: Sequence[int], limit: int | None) -> int:
@@ -214,7 +218,7 @@ class PrefixCache:
 
 
 def audit(tree: RadixTree, pool: PagePool, claims: Sequence[Lease]) -> None:
-    """Raises AssertionError, naming what is wrong, unless tree, pool and open leases fit together."""
+    """Raises AssertionError, naming the fault, unless tree, pool and open leases are consistent."""
     nodes = list(tree.nodes())
     _check_shape(tree, nodes)
     _check_owners(nodes, pool, claims)
@@ -244,7 +248,7 @@ def _check_shape(tree: RadixTree, nodes: list[Node]) -> None:
 
 
 def _check_owners(nodes: list[Node], pool: PagePool, claims: Sequence[Lease]) -> None:
-    """Free, cached and private pages are disjoint, and together they are all pages but the null page."""
+    """Requires free, cached and private pages to be disjoint, and together to be all pages but the null page."""
     owned = pool.free_pages[:]
     for node in nodes:
         owned.extend(node.pages)
@@ -261,7 +265,7 @@ def _check_owners(nodes: list[Node], pool: PagePool, claims: Sequence[Lease]) ->
 
 
 def _check_locks(tree: RadixTree, nodes: list[Node], claims: Sequence[Lease]) -> None:
-    """The lock of a node is the number of leases that end there or below, and a lease's shared pages are its path."""
+    """Requires each lock to count the leases that end there or below, and shared pages to be those of the path."""
     locks: dict[Node, int] = dict.fromkeys(nodes, 0)
     for claim in claims:
         node = claim.node

@@ -1,8 +1,8 @@
-"""Holdings: the pages of each tenant in the tree, and who gives pages up when they run out.
+"""Holdings: the pages of each tenant in the tree, and the tenant that gives up pages when they run out.
 
-A tenant is what stands before the first slash of a namespace. What it holds up to its part of all that is cached is its
-own as long as it is in use; whoever holds more gives first, the largest before all. Parts are equal, or in proportion
-to the tenants' weights.
+A tenant is the part of a namespace before its first slash. While it is in use, it is entitled to a share of all pages
+in the tree; shares are equal, or in proportion to the tenants' weights. Idle tenants give up pages first, then those
+that hold more than their share, each time the largest.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from types import MappingProxyType
 from typing import Any
 
 Weights = Mapping[str, int]
-"""Parts that a tenant has of what is shared; one that is not there has 1."""
+"""Weight of a tenant's share in what tenants divide; 1 if not given."""
 
 EQUAL: Weights = MappingProxyType({})
 
 IN_USE = 1 << 14
-"""A tenant is in use for so many releases after its last one."""
+"""Releases, of all tenants, after which a tenant without one of its own is idle."""
 
-_RECOUNT = 256  # ticks after which those in use are counted anew
+_RECOUNT = 256  # ticks after which the tenants in use are counted again
 
 
 @lru_cache(maxsize=4096)
 def tenant_of(namespace: str) -> str:
-    """Returns whose namespace it is: what a request adds to it (`cache_salt`) makes nobody another tenant."""
+    """Returns the tenant of a namespace: the part before the slash, so that a `cache_salt` makes no other tenant."""
     return namespace.partition("/")[0]
 
 
@@ -35,10 +35,10 @@ class Holding:
     num_pages   in the tree, locked or not
     num_cached  of these, unlocked
     num_roots   namespaces that it has in the tree
-    last_used   tick of its last release
-    weight      how many parts it has of what is cached
-    heap        candidates for eviction as (last_used, serial, node): at most one entry per node. An entry may be out of
-                date: its node was locked or got children since. That is found out when it comes to the top
+    last_used   tick of its last release, or of the last namespace of its that entered the tree
+    weight      of its share of the tree's pages
+    heap        candidates for eviction as (last_used, serial, node), at most one entry per node. An entry is stale if
+                its node has been locked, or has got children, since; that is checked when it comes to the top
     """
 
     __slots__ = ("heap", "last_used", "num_cached", "num_pages", "num_roots", "weight")
@@ -63,7 +63,7 @@ class Holdings:
         self._counted_at = -_RECOUNT
 
     def enter(self, namespace: str, tick: int) -> Holding:
-        """The holding of a namespace that comes into the tree."""
+        """Counts a namespace that enters the tree; returns its tenant's holding."""
         tenant = tenant_of(namespace)
         holding = self.by_tenant.get(tenant)
         if holding is None:
@@ -74,7 +74,7 @@ class Holdings:
         return holding
 
     def leave(self, namespace: str) -> None:
-        """A namespace, which is empty, leaves the tree."""
+        """Counts out an empty namespace that leaves the tree."""
         holding = self.by_tenant[tenant_of(namespace)]
         holding.num_roots -= 1
         if not holding.num_roots:
@@ -84,7 +84,7 @@ class Holdings:
                 self._giver = None
 
     def giver(self, tick: int, total: int) -> tuple[Holding, int] | None:
-        """Returns who gives next, and how many pages at most; None if nobody has more than its own."""
+        """Returns the tenant that gives up pages next, and how many at most; None if no tenant has a surplus."""
         part = self._part(tick, total)
         giver = self._giver
         if giver is None or not _surplus(giver, part, tick):
@@ -95,7 +95,7 @@ class Holdings:
         return None if giver is None else (giver, _surplus(giver, part, tick))
 
     def spare(self, tenant: str, tick: int, total: int) -> int:
-        """Returns how many pages can be had for a tenant without taking what is another's own."""
+        """Returns how many pages can be evicted for a tenant without cutting into the share of another one."""
         part = self._part(tick, total)
         return sum(
             holding.num_cached if name == tenant else _surplus(holding, part, tick)
@@ -103,7 +103,7 @@ class Holdings:
         )
 
     def _part(self, tick: int, total: int) -> float:
-        """Pages of one part of all that is in the tree, among those in use."""
+        """Returns the pages in the tree for each unit of weight of the tenants in use."""
         if tick - self._counted_at >= _RECOUNT:
             self._counted_at = tick
             self._num_parts = sum(holding.weight for holding in self.by_tenant.values() if _in_use(holding, tick))
@@ -111,7 +111,7 @@ class Holdings:
 
 
 def _surplus(holding: Holding, part: float, tick: int) -> int:
-    """Returns how many cached pages a tenant has to give: all if it is idle, else those beyond its parts."""
+    """Returns how many unlocked pages a tenant has to give up: all if it is idle, else those beyond its share."""
     if not _in_use(holding, tick):
         return holding.num_cached
     return max(min(holding.num_cached, holding.num_pages - int(holding.weight * part)), 0)

@@ -1,4 +1,4 @@
-"""The radix tree: which runs of tokens are cached, in which pages, which of them are in use, and which are evicted."""
+"""Radix tree over token ids: maps cached prefixes to pages, locks those in use, and evicts the rest."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ Key = int | tuple[int, ...]
 
 
 class Node:
-    """A run of whole pages below `parent`; the root of a namespace has an empty one and no parent.
+    """A run of whole pages below `parent`; the root of a namespace has no pages and no parent.
 
     tokens     page_size * len(pages) token ids: the edge from the parent
     pages      the page of each
     children   by the tokens of their first page, a plain int where a page holds one token
-    lock       how many leases end at this node or below it; only what nobody locks is evicted
+    lock       number of leases that end at this node or below it; only unlocked nodes are evicted
     last_used  tick at which `lock` last fell to zero
-    queued     whether its holding's heap has an entry for it
-    cuts       how often pages were evicted from its end, whose places others may have taken since
+    queued     true while its holding's heap has an entry for it
+    cuts       number of times pages were evicted from its end; other pages may have been appended since
     holding    its tenant's account
+    serial     order of creation, which breaks ties in the heap
     """
 
     __slots__ = (
@@ -58,11 +59,12 @@ class Node:
 
 @dataclass(slots=True)
 class Found:
-    """A memory of the last `match` of a sequence's tokens: `position` of them were on the path that ends at `node`.
+    """Result of the last `match` of a sequence: its first `position` tokens were on the path that ends at `node`.
 
-    It belongs to who keeps it, and locks nothing: what of it is gone by the next time is looked up again.
+    The caller keeps it between calls, and `match` updates it. It locks nothing: if the path has been evicted by the
+    next call, the match starts again from the root.
 
-    cuts    of the node at that time
+    cuts    `node.cuts` at that time
     """
 
     node: Node | None = None
@@ -71,15 +73,15 @@ class Found:
 
 
 class RadixTree:
-    """Prefixes of token sequences, each page once, in namespaces that never share.
+    """Cached prefixes of token sequences, each page stored once, in namespaces that share nothing.
 
-    The tree owns the pages it holds; those that leave it are returned by `evict` and `evict_all`. `acquire` finds and
-    locks a prefix in one call, so nothing can be evicted in between. A lock is named by a node: the last of the locked
-    path. It stays valid when edges are split, because a split makes the new node the upper one.
+    The tree owns the pages it holds; `evict` and `evict_all` return those that leave it. `acquire` finds and locks a
+    prefix in one call, so nothing can be evicted in between. A lock is identified by the last node of the locked path.
+    It stays valid when edges are split, because a split inserts the new node above.
 
-    Every ancestor of a locked node is locked. So all unlocked pages can be evicted, leaf by leaf.
+    Every ancestor of a locked node is locked, so all unlocked pages can be evicted, leaf by leaf.
 
-    Tenants give up pages as `tenants.Holdings.giver` says; of a tenant the least recently used go first.
+    `evict` describes the order of eviction.
     """
 
     def __init__(self, page_size: int, weights: Weights = EQUAL) -> None:
@@ -94,9 +96,10 @@ class RadixTree:
         self._serial = 0
 
     def match(self, tokens: Sequence[int], stop: int, namespace: str, found: Found | None = None) -> int:
-        """Returns how many of tokens[:stop] are here, in whole pages. Changes nothing.
+        """Returns how many of tokens[:stop] are cached, in whole pages. The tree stays as it is.
 
-        found    of the same tokens, in the same namespace: what is still here of it is not compared again
+        found    of an earlier call with the same tokens and namespace: what it has matched is not compared again while
+                 it is still cached. It is updated in place
         """
         root = self.roots.get(namespace)
         if root is None:
@@ -111,7 +114,7 @@ class RadixTree:
         return position
 
     def acquire(self, tokens: Sequence[int], stop: int, namespace: str) -> Node:
-        """Finds the longest cached prefix of tokens[:stop], in whole pages, and locks it; `release` undoes this."""
+        """Locks the longest cached prefix of tokens[:stop], in whole pages; returns the node that `release` takes."""
         root = self.roots.get(namespace)
         if root is None:
             holding = self.holdings.enter(namespace, self._tick)
@@ -124,7 +127,7 @@ class RadixTree:
         return node
 
     def release(self, node: Node) -> None:
-        """Gives back the lock on the path that ends at `node`; it is now the most recently used."""
+        """Unlocks the path that ends at `node`, which becomes the most recently used."""
         self._tick += 1
         node.holding.last_used = self._tick
         self._unlock(node)
@@ -134,11 +137,11 @@ class RadixTree:
     def insert(self, below: Node, tokens: array[int], pages: array[int]) -> tuple[Node, int]:
         """Adds a run of whole pages below a node that the caller has locked, and moves that lock to its end.
 
-        Returns the node that is locked now, and how many of the leading pages were here already, under other ids:
-        these stay the caller's. The others are the tree's.
+        Returns the node that is locked now, and how many leading pages were cached already under other ids. The caller
+        keeps those; the tree owns the others.
         """
         if below.lock == 1 and not below.children and below.parent is not None:
-            below.tokens.extend(tokens)  # nobody else knows this leaf: a decoding sequence ends here each time
+            below.tokens.extend(tokens)  # no other lease ends at this leaf: the usual case of a decoding sequence
             below.pages.extend(pages)
             below.holding.num_pages += len(pages)
             self.num_locked += len(pages)
@@ -158,7 +161,7 @@ class RadixTree:
         return node, num_known
 
     def pages(self, node: Node, below: Node | None = None) -> array[int]:
-        """The pages on the path from `below` (None: from the root), not included, down to `node`."""
+        """Returns the pages on the path from `below` (exclusive; None: from the root) down to `node`."""
         if node.parent is below:
             return node.pages[:]
         path = []
@@ -172,10 +175,11 @@ class RadixTree:
         return pages
 
     def evict(self, num_pages: int, tenant: str | None = None) -> array[int]:
-        """Drops up to `num_pages` unlocked pages, which `tenant` needs (None: nobody in particular); returns them.
+        """Evicts up to `num_pages` unlocked pages on behalf of `tenant` (None: of no tenant) and returns them.
 
-        First go those of tenants that hold more than their share, then the tenant's own, then anyone's. Of a tenant,
-        the leaf node that was used least recently goes first, its last page first.
+        Idle tenants give first, then those with more than their share (`tenants.Holdings.giver`), then `tenant`
+        itself, then all others, least recently used first. Within a tenant, the least recently used leaf goes first,
+        from its last page on.
         """
         if len(self.holdings.by_tenant) == 1:
             return self._evict_from(next(iter(self.holdings.by_tenant.values())), num_pages)
@@ -197,25 +201,25 @@ class RadixTree:
         return evicted
 
     def evict_all(self, tenant: str) -> array[int]:
-        """Drops all unlocked pages of a tenant, and returns them."""
+        """Evicts all unlocked pages of a tenant and returns them."""
         holding = self.holdings.by_tenant.get(tenant)
         return array("i") if holding is None else self._evict_from(holding, holding.num_cached)
 
     def spare(self, tenant: str) -> int:
-        """Returns how many pages can be evicted for a tenant without taking what is another's own."""
+        """Returns how many pages can be evicted for a tenant without cutting into the share of another one."""
         if len(self.holdings.by_tenant) == 1:
             return self.num_cached
         return self.holdings.spare(tenant, self._tick, self.num_cached + self.num_locked)
 
     def _heads(self) -> Iterator[tuple[int, Holding]]:
-        """Each tenant that has unlocked pages, with the tick at which its oldest was last used."""
+        """Yields each tenant that has unlocked pages, after the tick at which its oldest leaf was last used."""
         for holding in self.holdings.by_tenant.values():
             head = self._head(holding)
             if head is not None:
                 yield head.last_used, holding
 
     def _head(self, holding: Holding) -> Node | None:
-        """The leaf that was used least recently, at the top of the holding's heap."""
+        """Returns the least recently used leaf, after dropping and correcting stale entries at the heap's top."""
         heap = holding.heap
         while heap:
             node: Node
@@ -248,7 +252,7 @@ class RadixTree:
         return evicted
 
     def nodes(self) -> Iterator[Node]:
-        """All nodes, parents before children, roots included."""
+        """Yields all nodes, parents before children, roots included."""
         stack = list(self.roots.values())
         while stack:
             node = stack.pop()
@@ -269,7 +273,7 @@ class RadixTree:
     def _descend(self, node: Node, tokens: Sequence[int], start: int, stop: int) -> tuple[Node, int, int]:
         """Follows tokens[start:stop] below the end of `node`, in whole pages.
 
-        Returns the last node entered, how many pages of its edge match, and the position in `tokens` reached.
+        Returns the last node entered, how many pages of its edge match, and the position reached in `tokens`.
         """
         position = start
         num_pages = len(node.pages)
@@ -285,9 +289,9 @@ class RadixTree:
         return node, num_pages, position
 
     def _split(self, node: Node, num_pages: int) -> Node:
-        """Cuts the edge of `node` after `num_pages` pages; returns the new node above the cut.
+        """Splits the edge of `node` after `num_pages` pages; returns the new node above the cut.
 
-        `node` itself is what is below, so that locks and heap entries that name it still mean the same pages.
+        `node` itself stays below the cut, so locks and heap entries that refer to it still end at the same page.
         """
         parent = node.parent
         assert parent is not None
@@ -303,7 +307,7 @@ class RadixTree:
         return upper
 
     def _lock(self, node: Node, above: Node | None) -> None:
-        """One more lock on each node of the path from `node` up to `above`, which is not included."""
+        """Adds a lock to each node of the path from `node` up to `above`, exclusive."""
         moved = 0
         end: Node | None = node
         while end is not None and end is not above:
@@ -325,7 +329,7 @@ class RadixTree:
         self._move(node.holding, moved)
 
     def _move(self, holding: Holding, num_unlocked: int) -> None:
-        """Counts pages that were unlocked, or locked if there are less than none."""
+        """Moves pages from the locked count to the unlocked one, or back if `num_unlocked` is negative."""
         holding.num_cached += num_unlocked
         self.num_cached += num_unlocked
         self.num_locked -= num_unlocked
@@ -334,7 +338,7 @@ class RadixTree:
         return node.lock == 0 and not node.children
 
     def _became_candidate(self, node: Node) -> None:
-        """An unlocked node without children: to be evicted some time, or if it is a root, dropped at once."""
+        """Queues an unlocked node without children for eviction; drops it at once if it is a root."""
         if node.parent is None:
             del self.roots[node.namespace]
             self.holdings.leave(node.namespace)
@@ -352,9 +356,9 @@ class RadixTree:
 
 
 def _follow(found: Found, root: Node) -> tuple[Node, int, int]:
-    """Returns the node in whose edge the memory ends, where that edge begins, and the position; the root if it is void.
+    """Returns the node in whose edge `found` ends, where that edge begins, and the position; the root if it is void.
 
-    A path stays as it is while its last node is in the tree and keeps its end. Edges on it may have been split since.
+    `found` is valid while its node is in the tree and has lost no pages. Edges on the path may have been split since.
     """
     path: list[Node] = []
     node = found.node
@@ -374,7 +378,7 @@ def _first(head: tuple[int, Holding]) -> int:
 
 
 def pack(tokens: Sequence[int]) -> array[int]:
-    """The tokens as int32. Raises OverflowError, or struct.error, for what is no int32."""
+    """Returns the tokens as int32. Raises OverflowError or struct.error if one does not fit."""
     if len(tokens) < _FIRST_CHUNK or isinstance(tokens, array):
         return array("i", tokens)
     packed = array("i")
@@ -385,7 +389,7 @@ def pack(tokens: Sequence[int]) -> array[int]:
 def common_prefix(edge: array[int], tokens: Sequence[int], start: int, stop: int) -> int:
     """Returns how many leading tokens of `edge` equal those of tokens[start:stop].
 
-    Compares chunks that double, so that the cost follows the length of the answer and not that of the arguments.
+    Compares chunks of doubling size, so that the cost depends on the length of the result, not of the arguments.
     """
     limit = max(min(len(edge), stop - start), 0)
     done, size = 0, _FIRST_CHUNK
@@ -399,7 +403,7 @@ def common_prefix(edge: array[int], tokens: Sequence[int], start: int, stop: int
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
-    """The first index at which two unequal runs of one length differ, by bisection over slices."""
+    """Returns the first index at which two unequal sequences of one length differ, by bisection over slices."""
     low, high = 0, len(a)
     while high - low > 1:
         middle = (low + high) // 2

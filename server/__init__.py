@@ -1,6 +1,6 @@
-"""The HTTP server: OpenAI's API, programs, and what operators need. HTTP only; no model code.
+"""The HTTP server: OpenAI's API, programs, and endpoints for operators. HTTP only; no model code.
 
-A client that leaves is noticed by `http.connection.run_while_connected`. What it asked for is closed
-(`http.answers.Merged.close`), and with it the engine's stream (`runtime.client.streams.aiterate`), which has
-`Engine.abort` end a request, or `Executor.drop` a program.
+`http.connection.run_while_connected` notices that a client has disconnected. Its streams are then closed
+(`http.answers.Merged.close`), and with them the engine's (`runtime.client.streams.aiterate`), which ends a request by
+`Engine.abort` and a program by `Executor.drop`, unless it is over.
 """

@@ -1,6 +1,6 @@
-"""Linear layers: quantised weights (packed blocks, bytes), few rows, and products in bits that no batch changes.
+"""Linear layers: products with quantised weights (packed blocks, bytes), of few rows, or independent of the batch.
 
 Rows of activations and stored weights come in, rows go out. `select` chooses the kernel for a format and a device.
 
-A new quantised format: `formats` begins with a list of the places that know one.
+To add a quantised format, follow the list at the head of `formats`.
 """

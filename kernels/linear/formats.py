@@ -1,23 +1,39 @@
-"""Quantised weights: their layouts, how they are made and undone, and their products in plain torch.
+"""Layouts of quantised weights: rounding to them, dequantisation, and reference products in plain torch.
 
-Where a new format goes. Most that files have are repacked into the layouts below, and need the first step only:
+Adding a quantised format. Take the steps that apply; formats of files that fit a layout below need steps 1 and 2 only.
 
-1. Files: a Hugging Face folder in `runtime/checkpoints/quantised_folder.py` (`EXTRA_DTYPES`, `_PARTS`, `mark`,
-   `_dense_shape`, `read_stored`, a `_repack_*`, `_read_method`, `_read_bits`); a GGUF type in
-   `runtime/checkpoints/gguf_file.py` (`FORMATS`, `_OTHER_FORMATS`) and `gguf_blocks.py` (`_READERS`); a dtype of
-   safetensors in `runtime/checkpoints/checkpoint.py` (`_ITEM_BYTES`). By name: what `bough models` counts
-   (`runtime/checkpoints/inventory.py`), whom torch instead of the CPU library is said to slow down
-   (`_warn_of_torch` in `runtime/load/load_torch.py`), the table in `docs/models.md`.
-2. A layout that is new in memory: a class here, in `QuantisedWeight` and `dequantise`; its product beside
-   `packed_linear` and `bytes_linear`, chosen by `select.select_product`; `runtime/models/quantised_linear.py` joins
-   projections (`_fuse`).
-3. Rounding while a model is loaded: `TORCH_KINDS`, `_QUANTISERS`, `rounds_rows` (of activations, too) and
-   `read_packed` in `runtime/models/quantised_linear.py`; the name in `runtime/protocol/config.py` (`quantization`, and
-   `STORED` if it is the checkpoint's own), unless it is for measurements alone, as int4-g32.
-4. The CPU library: `NATIVE_KINDS`, `fits`, `_form` and `_Loader._tile` in `runtime/models/native.py`;
-   `packed.py` in `kernels/native`; the format's bits in `library.py` and `source/bough_cpu.h` there; in C the tiles,
-   which `source/pack.c` writes (with the types of GGUF) and `source/linear/tiles.h` reads, and a product in
-   `source/linear/linear.h` (`select_product` of C).
+1. Reading files:
+   - a method of Hugging Face folders: `runtime/checkpoints/quantised_folder.py` (`EXTRA_DTYPES`, `_PARTS`, `mark` in
+     `QuantisedFolder.__init__`, `_dense_shape`, `_group`, `read_stored`, a `_repack_*`, `_read_method`, `_read_bits`);
+   - another kind of folder: `_open_folder` and `_make_decoder` in `runtime/models/load.py`;
+   - a tensor type of GGUF: `runtime/checkpoints/gguf_file.py` (`FORMATS`, out of `_OTHER_FORMATS`), `_READERS` in
+     `gguf_blocks.py`; for the CPU library, `kernels/native/source/pack.c` (the enum of types, `bough_format_of`,
+     `block_bytes`, `pack_small` or `pack_large`);
+   - a dtype of safetensors: `_ITEM_BYTES` in `runtime/checkpoints/checkpoint.py`.
+2. Names of stored formats: `_folder_facts` in `runtime/checkpoints/inventory.py` (parameters that `bough models`
+   counts), `_warn_of_torch` in `runtime/load/load_torch.py` (formats that the CPU library computes), the tables in
+   `docs/models.md` and `docs/cli.md`. Only if users may demand the format by name: `STORED` and the `Literal` of
+   `EngineConfig.quantization` in `runtime/protocol/config.py`, and `_as_stored` in `runtime/load/start.py`.
+3. A new layout in memory: a class here with the methods of `PackedWeight` (`shape`, `num_bytes`, `to`), in
+   `QuantisedWeight` and `dequantise`; a kernel beside `packed_linear` and `bytes_linear`, with its `compile_cases`
+   (`kernels/compile_check.py`), chosen by `select.select_product`; `_fuse` in `runtime/models/quantised_linear.py`.
+4. Rounding at load: a `quantise_*` here; `TORCH_KINDS`, `_QUANTISERS` and `rounds_rows` (if activations are rounded as
+   well) in `runtime/models/quantised_linear.py`. Unless it is only for measurements, as int4-g32: the `Literal` of
+   `EngineConfig.quantization`, `VALUES` if other engines have another name for it, `docs/gpu.md`. For the benchmark,
+   `_KINDS` in `benchmarks/gpu/cases/layers.py`.
+5. Rounding for the CPU library: `NATIVE_KINDS`, `fits`, `decoder_bytes`, `_form`, `load_native` (the head),
+   `_Loader._tile` and `_tile_in_groups` in `runtime/models/native.py`; `read_packed` in
+   `runtime/models/quantised_linear.py`; `obstacle_to_native` in `runtime/load/load_native.py`.
+6. New tiles in the CPU library: `packed.py` and `weights.py` in `kernels/native`; the bits of the format in
+   `library.py` and `source/bough_cpu.h`; the layout, which `source/pack.c` writes (`layout_of`, `put_codes`) and
+   `source/linear/tiles.h` reads; a product in `source/linear/linear.h` (`PRODUCT`, `select_product`).
+7. Tests: `tests/kernels/linear/test_formats.py` and one beside the kernel's; in `tests/runtime`,
+   `models/quantised_folders.py` (a `write_*`), `models/test_quantised_checkpoint.py` (`FORMATS`),
+   `models/test_native.py` (`EXACT`), `models/test_quantised_linear.py`, `models/test_load.py` and
+   `checkpoints/test_gguf_blocks.py` (GGUF), `load/test_load_torch.py`, `load/test_pages.py`,
+   `runner/test_native_runner.py`, `runner/test_native_faults.py` and `runner/test_nonfinite.py`; in
+   `tests/kernels/native`, `test_weights.py` (`BLOCKS`), `test_packed.py`, `test_library.py`, `same_bits.c` and
+   `sanitized_requests.py`; the choices of `--quantization` in `tests/house/features.json`, `tests/cli/parsing`.
 
 Shapes: M output features, N input features (the terms of a sum), T tokens, G columns that share a scale (`group`).
 """
@@ -36,13 +52,13 @@ _CLIPS = tuple(1.0 - 0.03 * step for step in range(10))
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A weight [M, N] of 4-bit or 8-bit integers, multiplied with activations as they are.
+    """A weight [M, N] of 4-bit or 8-bit integers, whose products take unrounded activations.
 
     words       int32 [blocks, M, words a block]: see pack
     scales      [ceil(N / group), M]    float16, bfloat16 or float32
-    zeros       None, or like scales. A number is scale * code; with zeros of uint8 (4 bits only) it is
-                scale * (code - zero); with zeros of a float dtype, scale * code + zero
-    bits        4: codes 0 .. 15, of which 8 is taken without zeros; 8: codes -128 .. 127
+    zeros       None, or as many as scales. With zeros of uint8 (4 bits only), a number is scale * (code - zero); with
+                zeros of a float dtype, scale * code + zero; without, scale * code, or with 4 bits scale * (code - 8)
+    bits        4: codes 0 .. 15; 8: codes -128 .. 127
     group       16 (8 bits only), 32, 64 or a multiple of 128; None: one scale a row
     num_columns N
     """
@@ -74,11 +90,11 @@ class PackedWeight:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that one product reads of it."""
+        """Bytes of the weight that a product reads."""
         return _num_bytes(self.words, self.scales, self.zeros)
 
     def to(self, device: torch.device | str) -> PackedWeight:
-        """The same on `device`."""
+        """Returns the weight on `device`."""
         words, scales, zeros = _move((self.words, self.scales, self.zeros), device)
         assert words is not None and scales is not None
         return PackedWeight(words, scales, zeros, self.bits, self.group, self.num_columns)
@@ -86,7 +102,7 @@ class PackedWeight:
 
 @dataclass(frozen=True)
 class ByteWeight:
-    """A weight [M, N] of scale * code, in rows as torch's own products of bytes take them.
+    """A weight [M, N] of scale * code, with rows in the layout that torch's own products of bytes take.
 
     codes       int8 or float8_e4m3fn [M, N]
     scales      [ceil(N / group), M]    float16, bfloat16 or float32
@@ -111,11 +127,11 @@ class ByteWeight:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that one product reads of it."""
+        """Bytes of the weight that a product reads."""
         return _num_bytes(self.codes, self.scales)
 
     def to(self, device: torch.device | str) -> ByteWeight:
-        """The same on `device`."""
+        """Returns the weight on `device`."""
         return ByteWeight(self.codes.to(device), self.scales.to(device), self.group)
 
 
@@ -123,12 +139,12 @@ QuantisedWeight = PackedWeight | ByteWeight
 
 
 def holds_group(bits: int, group: int | None) -> bool:
-    """Tells whether a PackedWeight can have groups of that many columns."""
+    """True if a PackedWeight of `bits` can have groups of that many columns (None: whole rows)."""
     return group is None or group in (32, 64) or (group == 16 and bits == 8) or (group >= 128 and group % 128 == 0)
 
 
 def block_columns(bits: int, group: int | None) -> int:
-    """Columns whose words lie together in a PackedWeight: so many that every part (see pack) is of one group."""
+    """Returns the columns of a block in a PackedWeight: so few that each part of it (see pack) lies in one group."""
     return 128 if bits == 4 or group is None else min(2 * group, 128)
 
 
@@ -156,12 +172,12 @@ def _num_bytes(*tensors: torch.Tensor | None) -> int:
 
 
 def pack(codes: torch.Tensor, bits: int, group: int | None) -> torch.Tensor:
-    """Codes of [M, N] -> the words of a PackedWeight; the columns that pad the last block have code 0.
+    """Packs codes [M, N] into the words of a PackedWeight; the columns that pad the last block have code 0.
 
-    A block's columns are cut into 16 / bits parts. Word j has columns 2 j and 2 j + 1 of part i in the `bits` bits that
-    begin at bits * i of its lower and of its upper half: one shift and one mask yield two neighbouring codes, each in a
-    half of the word, where adding the bits of 128.0 makes two bfloat16 numbers of them (the like for other layouts: Kim
-    et al. 2022, arXiv 2211.10017). And the blocks of all rows lie together: a tile of rows is one piece of memory.
+    A block's columns are cut into 16 / bits parts. Word j holds columns 2 j and 2 j + 1 of part i in the `bits` bits
+    that begin at bits * i of its lower and of its upper half. One shift and one mask yield two adjacent codes, each in
+    a half of the word, where adding the bits of 128.0 turns them into two bfloat16 numbers (Kim et al. 2022, arXiv
+    2211.10017, do so in another layout). A block of all rows is contiguous, so a tile of rows is one piece of memory.
     """
     rows, columns = codes.shape
     block, num_parts = block_columns(bits, group), 16 // bits
@@ -175,7 +191,7 @@ def pack(codes: torch.Tensor, bits: int, group: int | None) -> torch.Tensor:
 
 
 def unpack(weight: PackedWeight) -> torch.Tensor:
-    """The codes that were packed: uint8 or int8 [M, N]."""
+    """Returns the codes that were packed: uint8 (4 bits) or int8 (8 bits) [M, N]."""
     rows, columns = weight.shape
     mask, shifts = (1 << weight.bits) - 1, range(0, 16, weight.bits)
     parts = [torch.stack([weight.words >> i & mask, weight.words >> (i + 16) & mask], dim=-1) for i in shifts]
@@ -185,7 +201,7 @@ def unpack(weight: PackedWeight) -> torch.Tensor:
 
 
 def dequantise(weight: QuantisedWeight) -> torch.Tensor:
-    """The numbers that a weight stands for: float32 [M, N]. The product is rounded before a zero is added."""
+    """Returns the numbers of a weight, float32 [M, N]. Scale times code is rounded before a float zero is added."""
     columns = weight.num_columns if isinstance(weight, PackedWeight) else weight.shape[1]
     scales = _spread(weight.scales, weight.group, columns)
     if isinstance(weight, ByteWeight):
@@ -198,19 +214,19 @@ def dequantise(weight: QuantisedWeight) -> torch.Tensor:
 
 
 def _spread(scales: torch.Tensor, group: int | None, columns: int) -> torch.Tensor:
-    """[groups, M] -> float32 [M, N], or [M, 1] where a row has one."""
+    """Repeats scales [groups, M] for each column: float32 [M, N], or [M, 1] where a row has one scale."""
     wide = scales.t().float()
     return wide if group is None else wide.repeat_interleave(group, dim=1)[:, :columns]
 
 
-# -- making ------------------------------------------------------------------------------------------------------
+# -- rounding ----------------------------------------------------------------------------------------------------
 
 
 def quantise_int4(weight: torch.Tensor, group: int = 128, *, symmetric: bool = False) -> PackedWeight:
-    """Rounds to 16 levels a group of columns; of ten ranges, each group takes the one of least squared error.
+    """Rounds to 16 levels in each group of columns, over the range of ten that has the least squared error.
 
     weight      [M, N] of a float dtype
-    symmetric   levels -8 .. 7 times a scale, instead of a zero of their own
+    symmetric   levels -8 .. 7 times the scale, instead of a zero for each group
     """
     rows, columns = weight.shape
     values = F.pad(weight.float(), (0, -columns % group)).reshape(rows, -1, group)
@@ -220,7 +236,7 @@ def quantise_int4(weight: torch.Tensor, group: int = 128, *, symmetric: bool = F
     kept: tuple[torch.Tensor, ...] = ()
     for clip in _CLIPS:
         scale = clip * (torch.maximum(-low / 8, high / 7) if symmetric else (high - low) / 15)
-        scale = scale.clamp(min=1e-10).to(weight.dtype).float()  # as it is stored
+        scale = scale.clamp(min=1e-10).to(weight.dtype).float()  # rounded as it is stored
         scale = torch.where(scale == 0, 1.0, scale)
         zero = torch.full_like(scale, 8.0) if symmetric else (-low * clip / scale).round().clamp(0, 15)
         codes = (values / scale + zero).round().clamp(0, 15)
@@ -243,8 +259,8 @@ def quantise_int4(weight: torch.Tensor, group: int = 128, *, symmetric: bool = F
 
 
 def quantise_int4_minimums(weight: torch.Tensor, group: int) -> PackedWeight:
-    """Rounds to 16 levels a group of columns, the least of which is stored; of ten ranges, each group takes the one of
-    least squared error. Scales and minimums are float16, so that weights that had such levels already keep them.
+    """Rounds to 16 levels in each group of columns, of which the lowest is stored, over the range of ten that has the
+    least squared error. Scales and minimums are float16, so that weights with such levels already keep them.
 
     weight      [M, N] of a float dtype; N is a multiple of `group`
     """
@@ -280,7 +296,7 @@ def quantise_int8(weight: torch.Tensor) -> PackedWeight:
 
 
 def quantise_int8_groups(weight: torch.Tensor, group: int) -> PackedWeight:
-    """Rounds each group of columns of a row to -127 .. 127 times the group's scale, of float16."""
+    """Rounds each group of columns of a row to -127 .. 127 times the group's float16 scale."""
     rows, columns = weight.shape
     values = F.pad(weight.float(), (0, -columns % group)).reshape(rows, -1, group)
     scales = (values.abs().amax(-1) / 127.0).clamp(min=2.0**-24).half()
@@ -296,14 +312,14 @@ def quantise_bytes(weight: torch.Tensor, dtype: torch.dtype) -> ByteWeight:
 
 
 def quantise_rows_int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each row by its own scale: [T, N] -> int8 [T, N], scales float32 [T]. x = code * scale; -128 is not used."""
+    """Rounds each row by a scale of its own: [T, N] -> int8 [T, N] (without -128), scales float32 [T]."""
     wide = x.float()
     scales = wide.abs().amax(-1).clamp(min=1e-10) / 127.0
     return (wide / scales[:, None]).round().clamp(-127, 127).to(torch.int8), scales
 
 
 def quantise_rows_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each row by its own scale: [T, N] -> float8_e4m3fn [T, N], scales float32 [T]. x = code * scale."""
+    """Rounds each row by a scale of its own: [T, N] -> float8_e4m3fn [T, N], scales float32 [T]."""
     wide = x.float()
     scales = wide.abs().amax(-1).clamp(min=1e-10) / _FP8_LARGEST
     return (wide / scales[:, None]).clamp(-_FP8_LARGEST, _FP8_LARGEST).to(_FP8), scales
@@ -313,7 +329,7 @@ def quantise_rows_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def linear_dequantised(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x W^T + b with the weight undone first, in the dtype of `x`. [T, N] -> [T, M]."""
+    """x W^T + b in the dtype of `x`, with the weight dequantised first. [T, N] -> [T, M]."""
     return F.linear(x, dequantise(weight).to(x.dtype), bias)
 
 

@@ -1,4 +1,4 @@
-"""Hugging Face folders whose weights are quantised already: AWQ, GPTQ, and FP8 by tensor, row or block."""
+"""Hugging Face folders with quantised weights: AWQ, GPTQ, and FP8 by tensor, row or block."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .checkpoint import SafetensorsCheckpoint
 from .stored_weight import StoredWeight
 
 EXTRA_DTYPES = ("I32", "F8_E4M3")
-"""Dtypes in such folders besides floats: packed codes, and fp8."""
+"""Dtypes in such folders besides those of floats: packed codes, and fp8."""
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the column that each nibble of a word is for
-_PARTS = {  # of a quantised weight, by method: those it has to have, and those it may have
+_PARTS = {  # tensors of a quantised weight, by method: required and optional ones
     "awq": (("qweight", "qzeros", "scales"), ()),
     "gptq": (("qweight", "qzeros", "scales"), ("g_idx",)),
     "fp8": (("weight",), ("weight_scale_inv", "weight_scale", "input_scale", "activation_scale")),
@@ -24,11 +24,11 @@ _PARTS = {  # of a quantised weight, by method: those it has to have, and those 
 
 
 class QuantisedFolder:
-    """A safetensors folder with a quantization_config, its quantised weights under their usual names.
+    """A safetensors folder with a quantization_config, whose quantised weights have their usual names.
 
-    checkpoint    made with EXTRA_DTYPES
+    checkpoint    opened with EXTRA_DTYPES
     settings      the quantization_config
-    wanted        the tensors that the model has: biases of zeros that a quantiser added to others are left out
+    wanted        names of the model's tensors: all-zero biases that a quantiser added beside these are left out
 
     Raises:
         ModelError: the method or one of its settings is not supported, or the tensors do not fit it.
@@ -70,7 +70,7 @@ class QuantisedFolder:
         return name in self._bases
 
     def read(self, name: str) -> torch.Tensor:
-        """See Checkpoint.read. Activations that a method rounds are not this function's concern."""
+        """See Checkpoint.read. Dequantises a weight; that a method rounds activations as well is left to the caller."""
         if name not in self._bases:
             return self._checkpoint.read(name)
         stored = self.read_stored(name)
@@ -136,7 +136,7 @@ class QuantisedFolder:
         codes = _unpack(parts["qweight"].t(), bits)
         zeros = _unpack(parts["qzeros"], bits)
         if self._settings.get("checkpoint_format", "gptq") == "gptq":
-            zeros = zeros + 1  # which the first version of the format takes away when it packs
+            zeros = zeros + 1  # the first version of the format subtracts 1 when it packs
         order = _column_order(base, parts.get("g_idx"), columns, group)
         if order is not None:
             codes = codes[:, order]
@@ -160,7 +160,7 @@ def _check_groups(
 
 
 def _column_order(base: str, group_of: torch.Tensor | None, columns: int, group: int | None) -> torch.Tensor | None:
-    """The columns sorted by their group, if they are not: a group's columns have to lie side by side."""
+    """Returns the order that makes each group's columns adjacent; None if they are."""
     if group_of is None or group is None:
         return None
     expected = torch.arange(columns, device=group_of.device) // group
@@ -188,7 +188,7 @@ def _repack_fp8(base: str, parts: Mapping[str, torch.Tensor]) -> StoredWeight:
 
 
 def _unpack(words: torch.Tensor, bits: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
-    """int32 [R, W] -> int32 [R, W * 32 / bits]: number i of a word is `order[i]`-th of its columns, or the i-th."""
+    """Unpacks int32 [R, W] to int32 [R, W * 32 / bits]. Number i of a word is for its column order[i] (None: i)."""
     mask = (1 << bits) - 1
     numbers = torch.stack([words >> shift & mask for shift in range(0, 32, bits)], dim=-1)
     if order is not None:
@@ -197,7 +197,7 @@ def _unpack(words: torch.Tensor, bits: int, order: tuple[int, ...] | None = None
 
 
 def _read_method(settings: Mapping[str, Any]) -> str:
-    """awq, gptq or fp8; all that these readers do not know is refused by name."""
+    """Returns awq, gptq or fp8; raises ModelError, naming it, for a method or setting that is not supported."""
     method = settings.get("quant_method")
     if method == "compressed-tensors" and settings.get("format") in ("float-quantized", "naive-quantized"):
         return "fp8"

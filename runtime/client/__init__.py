@@ -1,5 +1,5 @@
-"""Interfaces to an engine: in this process, in another, or called step by step (`LLM`).
+"""Clients of an engine: in this process (`local`), in another (`remote`, `supervisor`), or called by step (`llm`).
 
-Requests and programs come in; outputs and program events go out, one terminal event each. Who leaves a stream early
-ends its work (`streams.iterate`, `streams.aiterate`).
+Requests and programs come in; outputs and program events go out, the last of them terminal. A consumer that leaves a
+stream early ends its work (`streams.iterate`, `streams.aiterate`).
 """

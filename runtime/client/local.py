@@ -33,16 +33,16 @@ from .streams import StreamingClient
 logger = logging.getLogger("bough.engine")
 
 QUIET_S = 1.0
-"""Idle time after which an engine that serves others gets ready for their first constraint."""
+"""Idle time after which a serving engine prepares for its first constraint."""
 
 REST_S = 0.02
-"""Idle time after which an engine gets ready for passes to come."""
+"""Idle time after which an engine prepares for later passes."""
 
 MAX_SLEEP_S = 60.0
-"""Longest sleep with an end: the system takes no wait of any length."""
+"""Longest sleep until a deadline: the system does not accept waits of any length."""
 
 MAX_CALLS_S = 0.02
-"""Time of calls after which the engine makes a step before it takes more."""
+"""Time spent on calls after which the engine makes a step before it takes more."""
 
 Answer = TypeVar("Answer")
 
@@ -54,10 +54,10 @@ Kind = Literal["request", "program"]
 class _Submission:
     """A request or a program that waits for the engine's thread.
 
-    key     what it is, and its id
+    key     its kind and its id
     make    starts it
-    refuse  tells who asked for it that it never begins
-    then    what is to be done right after
+    refuse  tells the listener that it never starts
+    then    calls to make right after it
     """
 
     key: tuple[Kind, str]
@@ -67,12 +67,12 @@ class _Submission:
 
 
 class Submissions:
-    """Requests and programs that wait for the engine's thread: tenants take turns by the time that theirs took."""
+    """Requests and programs that wait for the engine's thread: tenants take turns, by the time spent on each so far."""
 
     def __init__(self) -> None:
         self._queue: FairQueue[_Submission] = FairQueue()
         self._last: dict[tuple[Kind, str], _Submission] = {}  # of those that wait
-        self._lock = threading.RLock()  # a generator that is freed in here leaves its request
+        self._lock = threading.RLock()  # a generator that is freed while it is held aborts its request
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -83,7 +83,7 @@ class Submissions:
             self._last[submission.key] = submission
 
     def withdraw(self, request_id: str) -> bool:
-        """Has a request refused instead of made; False if it does not wait."""
+        """Makes a waiting request be refused in its turn; returns False if it does not wait."""
         with self._lock:
             waiting = self._last.get(("request", request_id))
             if waiting is not None:
@@ -91,7 +91,7 @@ class Submissions:
             return waiting is not None
 
     def follow(self, program_id: str, call: Callable[[], None]) -> bool:
-        """Has `call` made right after the program; False if it does not wait."""
+        """Schedules `call` right after the start of a waiting program; returns False if it does not wait."""
         with self._lock:
             waiting = self._last.get(("program", program_id))
             if waiting is not None:
@@ -99,7 +99,7 @@ class Submissions:
             return waiting is not None
 
     def make(self, ends: float) -> None:
-        """Makes those that are there, until `ends` by the monotonic clock, but one in any case."""
+        """Starts the submissions that are there, until `ends` by the monotonic clock, but one in any case."""
         for _ in range(len(self)):
             with self._lock:
                 taken = self._queue.pop()
@@ -119,11 +119,13 @@ class Submissions:
 
 
 class EngineLoop:
-    """Runs an engine and its executor on one thread. Calls come in through an inbox, requests and programs through
-    queues of their tenants; it sleeps when idle.
+    """Runs an engine and its executor on one thread, which sleeps when idle. Calls come in through an inbox, requests
+    and programs through queues by tenant.
 
-    Whatever was started gets its terminal event, also when the loop is closed or dies (then `on_death` is called).
-    One that `serves` gets ready for constraints as soon as it has nothing else to do.
+    Whatever was started gets its terminal event, also when the loop is closed or dies.
+
+    on_death    called once the loop has died, after these events
+    serves      prepare for constraints once idle for QUIET_S
     """
 
     def __init__(
@@ -144,7 +146,7 @@ class EngineLoop:
         )
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._submissions = Submissions()
-        self._turn: Callable[[], None] | None = None  # of programs that go on before the next step
+        self._turn: Callable[[], None] | None = None  # of programs that continue before the next step
         self._stopped = False
         self._warm_at = time.monotonic() + QUIET_S if serves else math.inf
         self._rest_s: float | None = REST_S  # until more can be prepared; None: nothing can
@@ -153,7 +155,7 @@ class EngineLoop:
         engine.wake = lambda: self._inbox.put(_nothing)
         self._thread = threading.Thread(target=self._run, name="bough-engine", daemon=True)
         self._thread.start()
-        # A thread that is cut off inside native code at the interpreter's end takes the whole process with it.
+        # A thread that is inside native code when the interpreter ends would crash the process.
         weakref.finalize(self, _end, self._inbox, self._thread)
 
     @property
@@ -162,17 +164,21 @@ class EngineLoop:
 
     @property
     def step_began(self) -> float | None:
-        """Time at which the step under way began, or the calls before it, or the end of a loop that is ending; None
-        while it sleeps, and once it is over."""
+        """Time at which the step under way, the calls before it, or the loop's shutdown began; None while the loop
+        sleeps, and once it has ended."""
         return self._turned
 
     def start_request(self, request: Request, listen: Callable[[RequestOutput], None]) -> None:
-        """`listen` is called from the engine's thread; a refusal arrives as a terminal event."""
+        """Queues a request. `listen` is called from the engine's thread; a refusal arrives as the terminal event.
+
+        Raises:
+            EngineStoppedError: the loop has ended.
+        """
 
         def submit() -> None:
             try:
                 self.engine.submit(request, listen)
-            except BaseException as error:  # noqa: BLE001  it goes to who asked, a panic of native code, too
+            except BaseException as error:  # noqa: BLE001  it goes to the listener, a panic of native code, too
                 listen(RequestOutput(id=request.id, finish=Finish(reason="error", error=_refusal(error))))
 
         def refuse() -> None:
@@ -187,21 +193,27 @@ class EngineLoop:
         tools: Mapping[str, ToolCall] | None = None,
         key: object = None,
     ) -> Callable[[], None]:
-        """`listen` is called from the engine's thread; a refusal arrives as the terminal event. Returns what drops the
-        program if this submission is in flight; so does `drop` with its `key`, which no other has."""
+        """Queues a program. `listen` is called from the engine's thread; a refusal arrives as the terminal event.
+
+        Returns a function that drops the program if this submission is in flight, as `drop` with its `key` does; the
+        key must be unique.
+
+        Raises:
+            EngineStoppedError: the loop has ended.
+        """
         key = object() if key is None else key
 
         def start() -> None:
             try:
                 self._executor.run(program, listen, tools, key)
-            except BaseException as error:  # noqa: BLE001  it goes to who asked, a panic of native code, too
+            except BaseException as error:  # noqa: BLE001  it goes to the listener, a panic of native code, too
                 listen(Failed(error=_refusal(error)))
 
         self._submit(program.namespace, _Submission(("program", program.id), start, _nothing))
         return partial(self.drop, program.id, key)
 
     def abort(self, request_id: str) -> None:
-        """Ends a request; one that still waits for the engine's thread never begins."""
+        """Ends a request; one that still waits for the engine's thread never starts."""
         with contextlib.suppress(EngineStoppedError):
             if not self._submissions.withdraw(request_id):
                 self._post(lambda: self.engine.abort(request_id))
@@ -213,11 +225,11 @@ class EngineLoop:
                 self._post(drop)
 
     def ask(self, question: Callable[[], Answer], answer: Callable[[Answer], None]) -> None:
-        """Has `question` asked on the engine's thread, between steps."""
+        """Calls `question` on the engine's thread, between steps, and `answer` with its result."""
         self._post(lambda: answer(question()))
 
     def stats(self) -> EngineStats:
-        """Counters of engine and executor. On the engine's thread only."""
+        """Returns the counters of engine and executor. To be called on the engine's thread."""
         executor = self._executor
         return msgspec.structs.replace(
             self.engine.stats(),
@@ -227,7 +239,7 @@ class EngineLoop:
         )
 
     def close(self) -> None:
-        """Ends what is running and waits for the thread. Closing twice is fine."""
+        """Ends all requests and programs, and waits for the thread. May be called twice."""
         self._inbox.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=30.0)
@@ -246,7 +258,7 @@ class EngineLoop:
             self._inbox.put(_nothing)
 
     def _post_turn(self, turn: Callable[[], None]) -> None:
-        """Has `turn` made before the next step. On the engine's thread only."""
+        """Schedules `turn` before the next step. To be called on the engine's thread."""
         self._turn = turn
 
     def _run(self) -> None:
@@ -255,7 +267,7 @@ class EngineLoop:
             while self._take_calls():
                 works = not self.engine.idle
                 self.engine.step()
-                self._executor.expire()  # after who knows better what has taken so long
+                self._executor.expire()  # after the step, whose own timeouts name the request to blame
                 if works:
                     self._rest_s = REST_S
                     if self._warm_at < math.inf:
@@ -265,7 +277,7 @@ class EngineLoop:
             died = True
         with self._lock:
             self._stopped = True
-        self._turned = time.monotonic()  # an end that hangs is seen like a step that does
+        self._turned = time.monotonic()  # so that the watchdog sees a shutdown that hangs, like a step
         self.engine.expected_s = 0.0
         try:
             self._end_all()
@@ -275,24 +287,24 @@ class EngineLoop:
                 self._on_death()
 
     def _end_all(self) -> None:
-        """Ends what is live, and refuses what waits. What the engine has died of may come up again in each of them."""
+        """Ends all that is live and refuses all that waits, despite errors: the one that ended the loop may recur."""
         for part in (self._executor, self._runner, self.engine):
             try:
                 part.close()
             except BaseException:
                 logger.exception("a part of the engine did not end in order")
-        self._submissions.make(math.inf)  # refused by what is closed
+        self._submissions.make(math.inf)  # the closed engine and executor refuse them
         while not self._inbox.empty():
             call = self._inbox.get()
             if call is not None:
                 _make(call)
 
     def _take_calls(self) -> bool:
-        """Makes the calls that wait, sleeping for one if there is nothing to compute. False: close.
+        """Makes the waiting calls, sleeping until one comes if there is nothing to compute. Returns False to close.
 
-        Those that come in meanwhile wait until after the next step, and so do those for which there is no time, so that
-        many callers cannot keep it from coming. After them, requests and programs are submitted, tenants by turns, and
-        then programs that made way go on: no request waits for one.
+        Calls that arrive meanwhile, and those beyond MAX_CALLS_S, wait until after the next step, so that many callers
+        cannot delay it. After the calls, requests and programs are submitted, tenants in turn; last, programs that
+        paused continue, so that no request waits for one.
         """
         num_left = self._inbox.qsize()
         self._turned = time.monotonic()
@@ -302,7 +314,7 @@ class EngineLoop:
                 call = self._get(self._sleep_s()) if num_left <= 0 else self._inbox.get()
             except queue.Empty:
                 self._use_rest()
-                return True  # a deadline has come
+                return True  # for a deadline, or after MAX_SLEEP_S
             if call is None:
                 return False
             num_left -= 1
@@ -323,8 +335,10 @@ class EngineLoop:
             self._turned = time.monotonic()
 
     def _sleep_s(self) -> float | None:
-        """Seconds that the idle loop may sleep: until the first deadline of a constraint that is compiled, until the
-        executor has something to end, or until it has rested long enough to get ready for what may come.
+        """Returns how long the idle loop may sleep, MAX_SLEEP_S at most; None: until it is woken.
+
+        Until the first deadline of a request that waits for a compilation or a check, until the executor has something
+        to end, or until the loop prepares for later passes or constraints.
         """
         parts = (self.engine.sleep_s(), self._executor.sleep_s(), self._rest_s)
         ends = [end for end in parts if end is not None]
@@ -333,7 +347,7 @@ class EngineLoop:
         return min(*ends, MAX_SLEEP_S) if ends else None
 
     def _use_rest(self) -> None:
-        """Gets ready for what may come; that it cannot is no reason for the engine to stop."""
+        """Prepares for later passes and constraints while idle; errors are logged and do not stop the engine."""
         if self._rest_s is not None:
             self._rest_s = None
             _make(self._prepare)
@@ -356,7 +370,7 @@ def _nothing() -> None:
 
 
 def _make(call: Callable[[], None]) -> None:
-    """Makes a call; what goes wrong in it is no reason for the engine to stop."""
+    """Makes a call; errors are logged and do not stop the engine."""
     try:
         call()
     except Exception:
@@ -371,7 +385,7 @@ def _refusal(error: BaseException) -> ErrorInfo:
 
 
 class LocalClient(StreamingClient):
-    """`EngineClient` over an `EngineLoop`."""
+    """`EngineClient` for an `EngineLoop` of this process."""
 
     def __init__(self, loop: EngineLoop) -> None:
         super().__init__(loop, loop.tools)
@@ -404,7 +418,7 @@ class LocalClient(StreamingClient):
         return self._wait(self._loop.engine.flush_cache)
 
     def close(self, *, at_once: bool = False) -> None:
-        """A thread ends with what it is in the middle of, however much hurry there is."""
+        """Closes the loop. `at_once` makes no difference: a thread cannot be stopped in the middle of a step."""
         self._loop.close()
 
     def _wait(self, question: Callable[[], Answer]) -> Answer:

@@ -1,6 +1,6 @@
 """Messages between the engine process and its client: MessagePack frames over a socket pair.
 
-A frame is a head and a message: `_head`. Streams are told apart by a key that the client gives.
+A frame is a head (`_head`) and a message. Each stream has a key that the client chooses.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ logger = logging.getLogger("bough.client")
 HEAD_BYTES = 8
 MAX_FRAME_BYTES = 1 << 30
 MAX_HEAD_BYTES = 64
-"""The first two fields of a message: its tag, and the key of its stream."""
+"""Most bytes of the first two fields of a message: its tag, and the key of its stream."""
 
 ROOM_BYTES = 256 << 10
 SHARED_CHARS = 4096
-"""Constraints that are larger are sent once for the requests of one body, which have the same object."""
+"""Larger constraints are sent once for consecutive requests with the same object, as those of one body."""
 
 ROOM_TIMEOUT_S = 0.25
 """Seconds that the engine's steps wait for a peer that has stopped reading: once, however much is said meanwhile."""
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
-    """First of all: what to load."""
+    """The first message: the configuration of the engine to load."""
 
     config: EngineConfig
 
 
 class Constrain(msgspec.Struct, frozen=True, tag="constrain"):
-    """A large constraint of requests to come, which is sent once for all of them."""
+    """A large constraint, sent once for the requests that follow."""
 
     number: int
     grammar: GrammarSpec
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
-    """A request. With `constraint` its grammar is that of the last Constrain, which has this number."""
+    """A request. With `constraint`, its grammar is that of the last Constrain, which has this number."""
 
     key: int
     request: Request
@@ -61,7 +61,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
 
 
 class ToolInfo(msgspec.Struct, frozen=True):
-    """A tool that the client runs: what the engine has to know of it."""
+    """Description of a tool that the client runs, as the engine needs it."""
 
     name: str
     timeout_s: float | None
@@ -77,7 +77,7 @@ class RunProgram(msgspec.Struct, frozen=True, tag="run"):
 
 
 class ToolResult(msgspec.Struct, frozen=True, tag="tool_result"):
-    """The result of a tool, or why it failed; `call` is the engine's."""
+    """Result of the tool call `call`, or the error with which it failed."""
 
     call: int
     text: str = ""
@@ -89,7 +89,7 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class Drop(msgspec.Struct, frozen=True, tag="drop"):
-    """Drops a program; with the `key` of a submission, which is not 0, only if that is in flight."""
+    """Drops a program; with the `key` of a submission (0: none), only while that is in flight."""
 
     program_id: str
     key: int = 0
@@ -113,7 +113,7 @@ class Loading(msgspec.Struct, frozen=True, tag="loading"):
 
 
 class Located(msgspec.Struct, frozen=True, tag="located"):
-    """The folder of the model's files, which are all there."""
+    """Path of the model's file or folder, sent once all its files are there."""
 
     path: str
 
@@ -127,8 +127,10 @@ class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
-    """A heartbeat: the step under way has lasted for `stalled_s` seconds, 0 if there is nothing to do; its passes are
-    expected to take `expected_s`.
+    """A heartbeat.
+
+    stalled_s     seconds for which the step under way has lasted; 0 if there is none
+    expected_s    seconds that its passes are expected to take
     """
 
     stalled_s: float = 0.0
@@ -156,7 +158,7 @@ class Flushed(msgspec.Struct, frozen=True, tag="flushed"):
 
 
 class UseTool(msgspec.Struct, frozen=True, tag="use_tool"):
-    """The program `key` calls a tool of the client's: a ToolResult with this `call` is waited for."""
+    """Calls a tool of the client for the program `key`; the engine waits for a ToolResult with this `call`."""
 
     key: int
     call: int
@@ -165,7 +167,7 @@ class UseTool(msgspec.Struct, frozen=True, tag="use_tool"):
 
 
 class LeaveTool(msgspec.Struct, frozen=True, tag="leave_tool"):
-    """The engine no longer waits for this call."""
+    """Tells the client that the engine no longer waits for this call."""
 
     call: int
 
@@ -179,8 +181,8 @@ class _Head(msgspec.Struct):
 
 
 class Unreadable(NamedTuple):
-    """A message that is not what it says: its tag, the key of its stream, and what is wrong. Without a tag it is not
-    known whose it is."""
+    """A message that cannot be decoded as its type: its tag and the key of its stream ("" and 0 if these cannot be read
+    either), and the reason."""
 
     kind: str
     key: int
@@ -188,11 +190,11 @@ class Unreadable(NamedTuple):
 
 
 class FrameWriter:
-    """Sends messages from a thread of its own, several to a system call when they come faster than they go.
+    """Sends messages from a thread of its own, several to a system call when they come faster than they are sent.
 
-    `put` never blocks. What waits is bounded by what is live, and the peer reads all the time; but a program can say
-    more than it reads meanwhile. Who speaks for programs calls `wait_for_room`, so that others need not wait for what
-    one of them has said.
+    `put` never blocks. What waits is bounded by the live streams, and the peer reads all the time; but a program can
+    produce events faster than they are read. So the sender of program events calls `wait_for_room`, lest one program's
+    events delay those of others.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -208,10 +210,10 @@ class FrameWriter:
         self._thread.start()
 
     def put(self, message: msgspec.Struct) -> None:
-        """Sends `message`, in a moment; after `close`, or when the peer is gone, it is lost.
+        """Queues `message` to be sent; after `close`, or once the peer is gone, it is lost.
 
         Raises:
-            RequestError: it holds what no message can: text that is not Unicode, or more than MAX_FRAME_BYTES.
+            RequestError: it cannot be encoded, as text that is not Unicode, or has more than MAX_FRAME_BYTES.
         """
         try:
             body = msgspec.msgpack.encode(message)
@@ -228,10 +230,10 @@ class FrameWriter:
         self._queue.put(body)
 
     def submit(self, key: int, request: Request) -> None:
-        """Sends a request; a large constraint goes before it, unless it is the same object as the one that went last.
+        """Queues a request, after its constraint if that is large and not the same object as the last one sent.
 
         Raises:
-            RequestError: as `put`.
+            RequestError: see `put`.
         """
         grammar = request.grammar
         if grammar is None or spec_chars(grammar) <= SHARED_CHARS:
@@ -246,15 +248,15 @@ class FrameWriter:
             self.put(Submit(key, msgspec.structs.replace(request, grammar=None), number))
 
     def wait_for_room(self) -> None:
-        """Returns once no more than ROOM_BYTES wait to be sent, or after ROOM_TIMEOUT_S; at once until something is
-        sent again."""
+        """Waits until at most ROOM_BYTES are queued, but no longer than ROOM_TIMEOUT_S; not again until something is
+        sent."""
         with self._sent:
             if not self._stalled:
                 has_room = self._sent.wait_for(lambda: self._ended or self._num_bytes <= ROOM_BYTES, ROOM_TIMEOUT_S)
                 self._stalled = not has_room
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Sends what waits, as far as the peer reads it in time, then ends the thread."""
+        """Sends what is queued, as far as the peer reads it within `timeout_s`, and ends the thread."""
         self._queue.put(None)
         self._thread.join(timeout=timeout_s)
 
@@ -263,7 +265,7 @@ class FrameWriter:
             self._send_all()
         except OSError:
             pass  # the peer is gone; the reader notices
-        except BaseException:  # such as no memory: both ends are to see a broken link, not a silent one
+        except BaseException:  # a lack of memory, for one: both ends must see a broken link, not a silent one
             logger.exception("messages to the other process cannot be sent any more")
             with contextlib.suppress(OSError):
                 self._connection.shutdown(socket.SHUT_RDWR)
@@ -289,12 +291,12 @@ class FrameWriter:
 
 
 def _head(length: int, number: int) -> bytes:
-    """Head of a message: its length, and its number modulo 2^32, so that none is lost in silence."""
+    """Returns the head of a message: its length, and its number modulo 2^32, by which a lost one is noticed."""
     return length.to_bytes(4, "little") + (number & 0xFFFFFFFF).to_bytes(4, "little")
 
 
 def _unsendable(message: msgspec.Struct) -> str:
-    """The path in a message to a value that no frame can hold: "sampling.seed"; "" if that is not known."""
+    """Returns the path to a value of a message that cannot be encoded, as "sampling.seed"; "" if none is found."""
     stack: list[tuple[str, Any]] = [("", message)]
     while stack:
         place, value = stack.pop()
@@ -317,10 +319,10 @@ def _unsendable(message: msgspec.Struct) -> str:
 
 
 def _about(body: bytes, heads: msgspec.msgpack.Decoder[_Head]) -> tuple[str, int]:
-    """The tag and the key of a message that cannot be read; no tag if they cannot be either.
+    """Returns the tag and the key of a message that cannot be decoded; "" and 0 if these cannot be either.
 
-    The decoder goes through everything, also what it passes over. What is nested too deeply for it comes after the
-    first two fields, which are read without the others.
+    The decoder goes through all fields, also those that it skips, and fails if one is nested too deeply. Such a field
+    comes after the first two, which are then decoded on their own.
     """
     with contextlib.suppress(msgspec.ValidationError, RecursionError):
         head = heads.decode(body)
@@ -335,12 +337,12 @@ def _about(body: bytes, heads: msgspec.msgpack.Decoder[_Head]) -> tuple[str, int
 def read_frames(
     connection: socket.socket, types: Any, refuse: Callable[[Unreadable], None] | None = None
 ) -> Generator[Any, None, None]:
-    """Messages of the union `types` until the peer closes or dies.
+    """Yields messages of the union `types` until the peer closes or dies.
 
-    A message in which something has the wrong type, or is nested too deeply, goes to `refuse`, if that is given.
+    A message with a value of the wrong type, or nested too deeply, goes to `refuse` if that is given.
 
     Raises:
-        msgspec.DecodeError: a frame is not one of these messages, or one before it is missing.
+        msgspec.DecodeError: a frame is not one of these messages, is too large, or follows one that is missing.
     """
     decoder, heads = msgpack_decoder(types), msgpack_decoder(_Head)
     with connection.makefile("rb") as stream, contextlib.suppress(ConnectionError):

@@ -1,4 +1,4 @@
-"""An engine in a process of its own, so that neither side can stall the other: what the HTTP server holds."""
+"""Client of an engine in a process of its own, so that neither can stall the other, as the HTTP server uses it."""
 
 from __future__ import annotations
 
@@ -68,28 +68,29 @@ from .watchdog import TICK_S, Watchdog
 logger = logging.getLogger("bough.engine")
 
 CLOSE_TIMEOUT_S = 3.0
-"""Seconds that an engine may take to end by itself; one that is stuck in a step or a program is killed."""
+"""Seconds that an engine may take to end by itself; after that it is killed."""
 
 KILL_TIMEOUT_S = 5.0
-"""Seconds within which a killed process is gone. One that waits within a driver or a file system may stay for ever."""
+"""Seconds to wait for a killed process to be gone. One that is stuck in a driver or a file system may never be."""
 
 LOAD_SILENCE_S = 60.0
-"""Seconds without a heartbeat after which an engine that loads its model is ended."""
+"""Seconds without a heartbeat after which an engine is killed while it loads its model."""
 
 LOAD_STALL_S = 600.0
-"""Seconds without a step of the load after which it is, although its heart beats."""
+"""Seconds without progress after which an engine is killed while it loads its model, despite heartbeats."""
 
 DUMP_S = 0.3
-"""Seconds in which a stuck process writes where its threads are, before it is killed."""
+"""Seconds that a stuck process has to write its threads' stacks before it is killed."""
 
 LATE_S = 10.0
-"""Seconds past its time after which a request fails here that the engine has not ended."""
+"""Seconds past its deadline after which the client fails a request or program that the engine has not ended."""
 
 CRASHES_WITHIN_S = 600.0
-"""Time between two crashes by which what ran in the second must not be sent again: it may have caused both."""
+"""Seconds between two crashes within which work that the second one ended must not be sent again: it may have caused
+both."""
 
 ANSWER_TIMEOUT_S = 60.0
-"""Seconds that an engine may take for the step it is in before it answers a question."""
+"""Seconds to wait for the answer to a question, which comes after the step under way."""
 
 Progress = Callable[[str, int, int], None]
 
@@ -97,7 +98,7 @@ Told = TypeVar("Told")
 
 
 class _Stream(NamedTuple):
-    """A request or program under way: who listens, until when, and the message that ends it early."""
+    """A request or program under way: its listener, its deadline, and the message that ends it early."""
 
     listen: Callable[[Any], None]
     fail: Callable[[ErrorInfo], None]
@@ -106,15 +107,17 @@ class _Stream(NamedTuple):
 
 
 class RemoteClient(StreamingClient):
-    """`EngineClient` over an engine process that it started. Made by `launch`.
+    """`EngineClient` for an engine process that it owns. `launch` makes one that is ready.
 
-    Tools, the registered ones too, run in this process: only their names and results go to the engine's. Whoever holds
-    it may `watch` it, so that an engine that is stuck is noticed.
+    All tools run in this process; only their descriptions and results go to the engine's. To notice an engine that is
+    stuck, call `watch` regularly.
     """
 
     def __init__(self, spawned: EngineProcess | None = None, *, crashed_at: float = -math.inf) -> None:
-        """Takes over a process that was started before, or starts one; `load` is what it waits for. `crashed_at` is
-        when the engine before it has ended, by the monotonic clock."""
+        """Takes over a process that was started before, or starts one, which then waits for `load`.
+
+        crashed_at    time at which the engine before it crashed, by the monotonic clock
+        """
         super().__init__(self, ToolRegistry())
         self.info: ModelInfo
         self.tokenizer: Tokenizer
@@ -145,9 +148,9 @@ class RemoteClient(StreamingClient):
         progress: Progress | None = None,
         spawned: EngineProcess | None = None,
     ) -> RemoteClient:
-        """Starts an engine process and waits until it is ready; `progress(what, done, total)` while it loads.
+        """Starts an engine process and waits until it is ready; calls `progress(what, done, total)` while it loads.
 
-        `spawned` is one that was started before, which is the client's from now on.
+        `spawned` is a process that was started before, which the client owns from now on.
 
         Raises:
             ModelError: the model cannot be loaded, or the process ended while loading.
@@ -163,11 +166,11 @@ class RemoteClient(StreamingClient):
         silence_s: float = LOAD_SILENCE_S,
         stall_s: float = LOAD_STALL_S,
     ) -> None:
-        """Has the model loaded, and waits until the engine is ready, which then took `load_s` from its start.
+        """Has the engine load the model and waits until it is ready; sets `load_s` to the seconds since its start.
 
         Raises:
-            ModelError: it cannot be loaded, or the process has ended, has said nothing for `silence_s`, or has come no
-                further for `stall_s`. The client is closed, as after any other exception.
+            ModelError: the model cannot be loaded, or the process ended, was silent for `silence_s`, or made no
+                progress for `stall_s`. The client is closed, as after any other exception.
         """
         loaded, steps = threading.Event(), Watchdog()
         given_up: list[str] = []
@@ -212,7 +215,7 @@ class RemoteClient(StreamingClient):
         with contextlib.ExitStack() as unread:
             unread.callback(messages.close)
             if self._is_ready(config, messages, progress, stall_s, steps):
-                unread.pop_all()  # its reader goes on with them
+                unread.pop_all()  # the reader's thread continues with them
                 return
         if not self._ends_within(KILL_TIMEOUT_S if self._killed else 30.0):
             raise ModelError("the engine process closed its link while it loaded the model")
@@ -227,7 +230,7 @@ class RemoteClient(StreamingClient):
         stall_s: float,
         steps: Watchdog,
     ) -> bool:
-        """Waits until the engine is ready, and has the following messages read; False if it ends before."""
+        """Waits until the engine is ready, then starts the reader of messages; returns False if it ends before."""
         tokenizer: Future[Tokenizer] | None = None
         self._send(Start(config))
         for message in messages:
@@ -240,7 +243,7 @@ class RemoteClient(StreamingClient):
                         progress(what, done, total)
                 case LoadFailed(error=error):
                     raise ModelError(error.message, code=error.code, param=error.param)
-                case Located(path=path):  # both processes read it: heartbeats that wait here would count as silence
+                case Located(path=path):  # read on a thread: heartbeats that wait for it would count as silence
                     tokenizer = _begin_tokenizer(path)
                 case Ready(info=info):
                     self.info = info
@@ -280,11 +283,11 @@ class RemoteClient(StreamingClient):
         return error
 
     def watch(self, limit_s: float) -> None:
-        """Looks for progress; to be called every TICK_S.
+        """Checks that the engine makes progress; to be called every TICK_S.
 
-        While there is none, requests fail when their time is over; after `limit_s` seconds, or more where its passes
-        are expected to take long, the process is killed, and all of them do: one of them may be to blame, so that none
-        must be sent again. Also an engine that seems to go on cannot keep them for longer than LATE_S past their time.
+        If it makes none, requests and programs fail at their deadlines. After `limit_s` seconds without progress, or
+        more if its passes are expected to take long, the process is killed and all of them fail; as one may be to
+        blame, none must be sent again. If it makes progress, they fail here LATE_S past their deadlines.
         """
         self._watchdog.limit_s = limit_s
         now = time.monotonic()
@@ -305,7 +308,7 @@ class RemoteClient(StreamingClient):
             self._expire(now, error)
 
     def _expire(self, time_over: float, error: BoughError) -> None:
-        """Fails what should have ended by then."""
+        """Fails the streams whose deadline is not after `time_over`, and ends their work."""
         with self._lock:
             late = {key: stream for key, stream in self._streams.items() if time_over >= stream.deadline}
         for key, stream in late.items():
@@ -314,13 +317,13 @@ class RemoteClient(StreamingClient):
                 _tell(stream.fail, to_info(error))
 
     def _kill_stuck(self) -> None:
-        """Kills the process once it has written to standard error where its threads are."""
+        """Kills the process after it has written its threads' stacks to standard error."""
         self._spawned.process.send_signal(DUMP_SIGNAL)
         time.sleep(DUMP_S)
         self.kill()
 
     def kill(self) -> None:
-        """Ends the process at once. What is running in it fails, also while the system cannot end the process."""
+        """Kills the process. Its work fails at once, even if the system cannot end the process."""
         self._killed = True
         self._spawned.process.kill()
         with contextlib.suppress(OSError):  # the link is closed already
@@ -342,7 +345,12 @@ class RemoteClient(StreamingClient):
         self._send(Drop(program_id))
 
     def stats(self, timeout_s: float = ANSWER_TIMEOUT_S) -> EngineStats:
-        """Raises EngineError: the engine has not answered in time."""
+        """Returns the counters of the engine.
+
+        Raises:
+            EngineError: the engine has not answered in time.
+            EngineStoppedError: its process has ended.
+        """
         answer: EngineStats = self._ask(AskStats, timeout_s)
         return msgspec.structs.replace(answer, abandoned_tools=self._tools.num_abandoned)
 
@@ -351,7 +359,7 @@ class RemoteClient(StreamingClient):
         return answer
 
     def close(self, *, at_once: bool = False) -> None:
-        """Ends the engine process; what is running in it fails. Closing twice is fine."""
+        """Ends the engine process, by force `at_once` or after CLOSE_TIMEOUT_S; its work fails. May be called twice."""
         if at_once:
             self.kill()
         self._writer.close(timeout_s=1.0)
@@ -403,7 +411,7 @@ class RemoteClient(StreamingClient):
             raise
 
     def _leave(self, key: int) -> _Stream | None:
-        """Forgets a stream, and returns it to be told its end; None if another thread tells it, or has told it."""
+        """Forgets a stream, and returns it to be told its end; None if it was not there: another thread tells it."""
         self._tools.over(key)
         with self._lock:
             return self._streams.pop(key, None)
@@ -427,13 +435,13 @@ class RemoteClient(StreamingClient):
         return answer
 
     def _read(self, messages: Generator[Any, None, None]) -> None:
-        """Hands events to who waits for them until the engine closes its end, then tells all that it has died."""
+        """Hands events to their listeners until the engine closes its end, then fails all that is still open."""
         try:
             for message in messages:
                 self._dispatch(message)
         except (OSError, msgspec.DecodeError):
             pass  # a broken link is a dead engine
-        except Exception:  # whatever it was, nobody must be left waiting
+        except Exception:  # whatever it was, no listener must be left waiting
             logger.exception("the messages of the engine process can no longer be read")
         messages.close()
         if self._crashed_again:
@@ -449,7 +457,7 @@ class RemoteClient(StreamingClient):
 
     @property
     def _crashed_again(self) -> bool:
-        """Tells whether a crash now would be the second within some time."""
+        """True if a crash now would be the second within CRASHES_WITHIN_S."""
         return time.monotonic() - self._spawned.crashed_at < CRASHES_WITHIN_S
 
     def _dispatch(self, message: Any) -> None:
@@ -483,7 +491,7 @@ class RemoteClient(StreamingClient):
 
 
 def _not_again(event: RequestOutput | ProgramEvent) -> RequestOutput | ProgramEvent:
-    """The last event of a request or program, which must not be sent again if an engine that died has ended it."""
+    """Returns a terminal event that forbids a retry if a dying engine ended the request or program."""
     match event:
         case RequestOutput(finish=Finish(error=ErrorInfo(code=EngineStoppedError.code) as error) as finish):
             told = msgspec.structs.replace(finish, error=msgspec.structs.replace(error, may_retry=False))
@@ -494,17 +502,17 @@ def _not_again(event: RequestOutput | ProgramEvent) -> RequestOutput | ProgramEv
 
 
 def _tell(listen: Callable[[Told], None], event: Told) -> bool:
-    """Tells one who listens; False if that raises, which is no matter of the others."""
+    """Calls a listener; returns False if it raises, which is logged and does not affect other streams."""
     try:
         listen(event)
     except Exception:
-        logger.exception("who listens to a request or program failed")
+        logger.exception("the listener of a request or program failed")
         return False
     return True
 
 
 def _begin_tokenizer(path: str) -> Future[Tokenizer]:
-    """Has a tokenizer read on a thread of its own."""
+    """Loads a tokenizer on a thread of its own."""
     made: Future[Tokenizer] = Future()
     read = partial(load_tokenizer, path)
     threading.Thread(target=settle, args=(made, read), name="bough-tokenizer", daemon=True).start()
@@ -512,7 +520,7 @@ def _begin_tokenizer(path: str) -> Future[Tokenizer]:
 
 
 def _result_of(tokenizer: Future[Tokenizer], timeout_s: float) -> Tokenizer:
-    """Raises ModelError: it was not read in time."""
+    """Waits for a tokenizer. Raises ModelError if it was not loaded in time."""
     try:
         return tokenizer.result(timeout_s)
     except TimeoutError as error:

@@ -1,4 +1,4 @@
-"""The engine: requests in, one forward pass a step, one event a step and request out. Single-threaded."""
+"""The engine: schedules requests, runs one forward pass a step, and sends their outputs. Single-threaded."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from .step_size import StepSize
 logger = logging.getLogger("bough.engine")
 
 MAX_FAILED_PASSES = 8
-"""Passes that may fail one after the other, and the seconds over which they may, before the engine gives up: a new
-process may do what this one cannot any more."""
+"""Consecutive passes that must fail, over at least `MAX_FAILING_S`, before the engine gives up: a new process may
+succeed where this one no longer does."""
 MAX_FAILING_S = 10.0
 
 Outputs = list[tuple[Generation, RequestOutput]]
@@ -43,11 +43,13 @@ Outputs = list[tuple[Generation, RequestOutput]]
 
 @dataclass
 class _LaunchedSteps:
-    """Steps that were launched and not read yet. All plans are of the same sequences, in the same order.
+    """Steps that were launched and have not been read. All plans are of the same sequences, in the same order.
 
-    masks       of the step, unless the device draws by itself; None until the flight before it has been read
+    started     time of the launch, by the engine's clock
+    drawn       true if the device draws the tokens by itself
+    masks       of the step, unless the device draws by itself; None until the steps before it have been read
     expected_s  seconds that they are expected to take
-    first_row   of each work, its first row of logits
+    first_row   index of each work's first row of logits
     """
 
     plans: list[Plan]
@@ -62,14 +64,14 @@ class _LaunchedSteps:
 
 @dataclass
 class _Passes:
-    """The steps under way, and how those before went: `num_failed` in a row, the first of them at `failing_since`."""
+    """The steps under way, and the failures before them: `num_failed` in a row, the first at `failing_since`."""
 
     flight: _LaunchedSteps | None = None
     num_failed: int = 0
     failing_since: float = 0.0
 
     def failed(self, now: float) -> bool:
-        """Counts a pass that failed. Returns true if none can be expected to succeed any more."""
+        """Counts a failed pass. Returns true once the engine should give up."""
         if not self.num_failed:
             self.failing_since = now
         self.num_failed += 1
@@ -77,10 +79,10 @@ class _Passes:
 
 
 class Engine:
-    """Composed of its parts by the caller; `runtime.load` builds them.
+    """Runs requests in steps on the caller's thread. `runtime.load` builds the parts that it is given.
 
-    `wake` is called from another thread when a compiled grammar is ready, or a finished value has been checked, so that
-    a sleeping loop can go on. See MaskStage for `mask_patience_s`.
+    wake    called from another thread when a grammar or a stop pattern has been compiled, or a finished value checked,
+            so that a sleeping loop can go on. `MaskStage` describes `mask_patience_s`
     """
 
     def __init__(
@@ -121,14 +123,15 @@ class Engine:
     # Requests
 
     def submit(self, request: Request, listener: Listener, *, healable: int | None = None) -> int:
-        """Takes a request; `listener` gets its events, from within `step` or `abort`, the last with `finish`.
+        """Takes a request; `listener` gets its outputs, from within `step`, `abort` or `close`, the last with `finish`.
 
-        Returns how many of the prompt's last tokens are taken back, to be written anew with what follows them, where
-        the request asks for token healing; `healable` at most.
+        Returns the number of tokens that token healing, if the request asks for it, takes back from the end of the
+        prompt, to be generated again with what follows them; at most `healable`.
 
         Raises:
-            RequestError: the request is wrong. Nothing was taken.
-            OverloadedError: the queue is full, or the machine has no threads left.
+            RequestError: the request is invalid. Nothing was taken.
+            OverloadedError: too many requests, or tokens of prompts, wait or run, in all or of this key; or the machine
+                has no threads left.
             EngineStoppedError: the engine was closed.
         """
         generation = self._admission.take(request, listener, self._live, self._clock(), healable)
@@ -140,25 +143,25 @@ class Engine:
 
     @property
     def takes_trees(self) -> bool:
-        """Prompts may end as trees of tokens."""
+        """True if prompts may end as trees of tokens."""
         return self._runner.trees
 
     def abort(self, request_id: str) -> None:
-        """Ends a request with reason "abort". Unknown ids are ignored."""
+        """Ends a request with reason "abort". Unknown ids, and requests that have ended, are ignored."""
         generation = self._live.get(request_id)
         if generation is not None and (generation.finish is None or self._checks.drop(generation)):
             self._emit(generation, generation.end(self._clock(), "abort"))
 
     @property
     def idle(self) -> bool:
-        """Nothing can be computed now (grammars may still be compiling)."""
+        """True if `step` has nothing to do now; grammars may still be compiling, and values being checked."""
         busy = self._passes.flight is not None or not self._scheduler.idle
         busy = busy or (bool(self._checks.under_way) and self._checks.any_done)
         return not busy and not self._admission.any_compiled
 
     @property
     def expected_s(self) -> float:
-        """Seconds that the passes of the step under way are expected to take, for who watches it."""
+        """Seconds that the passes of the step under way are expected to take: a watchdog allows for them."""
         return self._size.under_way_s
 
     @expected_s.setter
@@ -166,14 +169,16 @@ class Engine:
         self._size.under_way_s = seconds
 
     def sleep_s(self) -> float | None:
-        """Seconds that an idle engine may sleep if nothing happens: until the first deadline of what is compiled, or
-        checked. None: there is none."""
+        """Seconds that an idle engine may sleep unless it is woken. None: any time.
+
+        Until the first deadline of the requests that wait for a compilation or a check.
+        """
         held = (*(self._live[request_id] for request_id in self._admission.compiling), *self._checks.under_way)
         first = min((generation.sequence.standing.deadline for generation in held), default=math.inf)
         return None if first == math.inf else max(first - self._clock(), 0.0)
 
     def wait_for_grammar(self, timeout_s: float) -> None:
-        """Sleeps until a grammar is compiled or a value checked, if any is."""
+        """Waits, at most `timeout_s`, until a compilation or a check ends; returns at once if there is none."""
         compiling = [future for one in self._admission.compiling.values() for future in one.futures]
         futures: list[Future[Any]] = [*compiling, *self._checks.futures]
         wait(futures, timeout_s, return_when=FIRST_COMPLETED)
@@ -181,12 +186,13 @@ class Engine:
     # Steps
 
     def step(self) -> None:
-        """Admits what is ready, launches a pass, reads the one before it, and sends the events that gives rise to.
+        """Admits requests, launches the next pass, reads the one before it, and sends the resulting outputs.
 
-        On a device that does not overlap the pass is read in the same step.
+        If the runner does not overlap passes, the new pass is read in the same step. If there is nothing to launch, the
+        step reads the pass under way, or pauses briefly for late masks.
 
         Raises:
-            DeviceLostError: the device computes no more; what is still live ends when the engine is closed.
+            DeviceLostError: the device no longer computes; requests that are still live end when the engine is closed.
             EngineStoppedError: all passes have failed for some time.
         """
         now = self._clock()
@@ -217,7 +223,10 @@ class Engine:
             self._fail(failed, failure)
 
     def _admit(self, now: float) -> None:
-        """Brings in grammars that are compiled, values that are checked, and masks that were late."""
+        """Takes in grammars that have been compiled, values that have been checked, and masks that were late.
+
+        Requests in these states whose deadline has passed end.
+        """
         if self._admission.compiling:
             for generation, ended in self._admission.compiled(self._live, now):
                 if ended is not None:
@@ -230,8 +239,10 @@ class Engine:
         self._masks.resume_ready()
 
     def _schedule(self, now: float, outputs: Outputs) -> Plan:
-        """The plan of this step. The ends of those whose time is over go to `outputs`, to be told once the plan is
-        launched: who hears of them may end others that are planned, and what these were to compute would be published.
+        """Plans this step, and puts the ends of requests whose deadline has passed into `outputs`.
+
+        They are sent only after the launch: a listener may end other requests that are planned, whose tokens would then
+        be published though they were not computed.
         """
         scheduler = self._scheduler
         plan = scheduler.schedule(now, self._size.prompt_tokens(scheduler, now))
@@ -242,7 +253,7 @@ class Engine:
         return plan
 
     def _launch(self, plan: Plan, before: _LaunchedSteps | None, now: float, outputs: Outputs) -> _LaunchedSteps:
-        """Launches `plan`; meanwhile reads the flight before it into `outputs`, and fills the masks."""
+        """Launches `plan`; meanwhile reads the flight before it into `outputs`, fills the masks, and begins to draw."""
         generations = [self._live[work.sequence.id] for work in plan.work]
         for generation in generations:
             generation.admitted(now)
@@ -250,7 +261,7 @@ class Engine:
         plans, masks = [plan], None
         if specs is not None:
             plans += self._scheduler.repeat(plan, self._steps_ahead(before) - 1)
-        elif before is None:  # no flight is unread whose tokens they depend on: they are filled during the pass
+        elif before is None:  # masks depend on the tokens of an unread flight; without one they are filled now
             masks = self._masks.start(plan.work, generations)
         expected_s = self._size.expected_s(plans)
         self._size.under_way_s += expected_s
@@ -269,7 +280,7 @@ class Engine:
         return flight
 
     def _draw(self, flight: _LaunchedSteps) -> None:
-        """Has tokens drawn from the logits of `flight`, under its masks, unless the device does so by itself."""
+        """Waits for the masks of `flight` and has tokens drawn under them, unless the device draws by itself."""
         work, generations = flight.plans[0].work, flight.generations
         if flight.drawn:
             flight.first_row = list(range(len(work)))
@@ -288,7 +299,7 @@ class Engine:
         self.counters.seconds["sample"] += self._clock() - masked
 
     def _device_specs(self, work: list[Work], generations: list[Generation]) -> list[DrawSpec] | None:
-        """The rules by which the device draws by itself; None if it cannot draw all of `work`."""
+        """Returns the rules by which the device draws by itself; None if it cannot draw all of `work`."""
         specs = []
         for item, generation in zip(work, generations, strict=True):
             if self._runner.max_steps == 1:
@@ -307,9 +318,10 @@ class Engine:
         )
 
     def _run_in_parts(self, plan: Plan, error: MemoryError, outputs: Outputs) -> list[tuple[Plan, Exception]]:
-        """Makes a pass for which there was no memory again in halves, and each that fails again in halves of its own.
+        """Repeats a pass that ran out of memory in halves, and halves again each part that runs out of memory.
 
-        Returns what fails as a single token, and why: that ends.
+        Returns the plans that fail all the same, with the error: those of a single token without memory, and those that
+        fail for another reason. Their sequences end.
         """
         logger.warning("no memory for a pass of %d tokens, which is made again in parts: %s", plan.num_tokens, error)
         self._size.shrink(plan.num_tokens)
@@ -337,7 +349,10 @@ class Engine:
         return failures
 
     def _read(self, flight: _LaunchedSteps) -> Outputs:
-        """Waits for what was drawn, takes it in, and proposes drafts for the next pass."""
+        """Waits for the draws of `flight` and returns the outputs; proposes drafts for the next pass.
+
+        If the pass failed, its sequences end.
+        """
         try:
             draws_of = flight.launched.read()
         except Exception as error:
@@ -379,10 +394,10 @@ class Engine:
         return outputs
 
     def _fail(self, plan: Plan, error: Exception) -> None:
-        """A pass failed: its sequences end with an error, all others go on.
+        """Ends the sequences of a failed pass with an error; all others go on.
 
         Raises:
-            DeviceLostError: `error`, after which no other pass could run.
+            DeviceLostError: `error`, after which no other pass can run.
             EngineStoppedError: all passes have failed for some time.
         """
         if isinstance(error, BoughError):
@@ -404,7 +419,7 @@ class Engine:
 
     def _emit(self, generation: Generation, output: RequestOutput) -> None:
         request_id, finish = generation.request.id, output.finish
-        if self._live.get(request_id) is not generation:  # who heard of another one's event has ended it
+        if self._live.get(request_id) is not generation:  # a listener that got another output has ended this request
             return
         if finish is not None and generation.must_be_checked:
             self._checks.begin(generation, finish)
@@ -412,11 +427,11 @@ class Engine:
         try:
             if finish is not None:
                 self._forget(generation, finish)
-        finally:  # whatever becomes of the engine, who waits is told
+        finally:  # even if the engine fails here, the listener gets the end
             try:
                 generation.listener(output)
             except Exception:
-                logger.exception("who listens to request %s failed", request_id)
+                logger.exception("the listener of request %s failed", request_id)
                 self.abort(request_id)
 
     def _forget(self, generation: Generation, finish: Finish) -> None:
@@ -429,10 +444,10 @@ class Engine:
     # Around it
 
     def self_test(self) -> None:
-        """Computes a token before anything is asked, of which nothing is kept.
+        """Computes one token before any request is served; nothing of it is kept.
 
         Raises:
-            ModelError: its numbers are not finite.
+            ModelError: the logits are not finite.
         """
         sequence = Sequence(id="", tokens=[self.tokenizer.bos_id or 0], num_prompt=1, standing=Standing(0))
         self._scheduler.add(sequence)
@@ -448,15 +463,15 @@ class Engine:
             raise ModelError("the model computes numbers that are not finite: its weights, or the dtype, are to blame")
 
     def warm(self) -> None:
-        """Gets ready for the first constraint, which others then need not wait for."""
+        """Begins to prepare the grammar compiler, so that the first constraint delays no other request."""
         self._grammars.warm()
 
     def prepare(self) -> bool:
-        """Does a little of what makes passes to come faster, when there is nothing else to do. False: none is left."""
+        """Does a part of the work that makes later passes faster, while idle. Returns False if none is left."""
         return self._runner.prepare()
 
     def flush_cache(self) -> bool:
-        """Empties the prefix cache; False while requests are live."""
+        """Empties the prefix cache; returns False, and does nothing, while requests are live."""
         if self._live:
             return False
         self._scheduler.cache.flush()
@@ -479,20 +494,20 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Ends every live request with an error and stops the engine's threads; no more is taken."""
+        """Ends every live request with an error and stops the engine's threads; further requests are refused."""
         self._admission.close()
         error = ErrorInfo(code="engine_dead", message="the engine has stopped")
         for generation in list(self._live.values()):
             try:
                 self._emit(generation, generation.end(self._clock(), "error", error))
-            except BaseException:  # the engine may have died of the same
+            except BaseException:  # the same error may have ended the engine
                 logger.exception("request %s did not end in order", generation.request.id)
         self._masks.close()
         self._grammars.close()
 
 
 def _halves(part: list[tuple[Sequence, int]]) -> list[list[tuple[Sequence, int]]]:
-    """Two parts of the sequences, or of a single one's tokens the first half; none if there is only one token."""
+    """Returns two halves of the sequences, or the first half of a single one's tokens; none if it has one token."""
     if len(part) > 1:
         middle = len(part) // 2
         return [part[:middle], part[middle:]]

@@ -1,4 +1,4 @@
-"""One request in the engine: from drawn tokens to text, stops, origins and the one terminal event."""
+"""A request in the engine: turns drawn tokens into text, finds stops, and ends with one terminal event."""
 
 from __future__ import annotations
 
@@ -39,17 +39,20 @@ logger = logging.getLogger("bough.engine")
 
 Listener = Callable[[RequestOutput], None]
 SEARCH_PATIENCE_S = 0.002
-"""Time the engine's thread spends on a way to a word's end near the end of a budget; then other threads seek it."""
+"""Time for which the engine's thread searches for a way to the end of the grammar near the token limit. A search that
+takes longer is moved to another thread."""
 
 Foresee = Callable[[Matcher, int, int], tuple[Matcher, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Bounds of a generation, settled when it is taken.
+    """Bounds of a generation, fixed when it is admitted.
 
-    max_tokens  that may come; 0 if the prompt is scored
-    eos_ids     the model's ends of sequence; `ends`: these and the request's stop tokens
+    max_tokens  most tokens to generate; 0 if the prompt is scored
+    seed        of its draws
+    eos_ids     the model's end-of-sequence tokens
+    ends        these and the request's stop tokens
     """
 
     max_tokens: int
@@ -63,7 +66,7 @@ TOLD_LOGPROBS = 256
 
 
 class _Untold(msgspec.Struct):
-    """Tokens and texts that have come since the last output."""
+    """Tokens and texts since the last output."""
 
     tokens: list[int] = []
     origins: list[int] = []
@@ -73,9 +76,10 @@ class _Untold(msgspec.Struct):
 
 @dataclass(eq=False, slots=True)
 class _Report:
-    """Outputs of a generation: what has come and is not told yet, and the times and counts that its end tells.
+    """Outputs of a generation: what has not been sent yet, and the times and counts that its end reports.
 
     arrived, admitted, first    seconds by the engine's clock; `first`: of the first token
+    has_told                    true once the output with the first token has been taken
     scores                      log-probabilities of the prompt's tokens, where they are asked for
     """
 
@@ -88,14 +92,14 @@ class _Report:
     scores: list[TokenLogprob] = field(default_factory=list)
 
     def take(self) -> tuple[_Untold, bool]:
-        """Returns what is told next, and whether it is the first to be told."""
+        """Takes what has not been sent; returns it, and True if it holds the first token."""
         untold, self.untold = self.untold, _Untold()
         begins = self.first is not None and not self.has_told
         self.has_told |= begins
         return untold, begins
 
     def ended(self, finish: Finish, sequence: Sequence, num_generated: int, now: float) -> Finish:
-        """Returns how it has ended, with usage and timings."""
+        """Returns `finish` with usage and timings."""
         admitted = self.admitted if self.admitted is not None else now
         first = self.first if self.first is not None else now
         usage = Usage(
@@ -109,9 +113,10 @@ class _Report:
 
 
 class ValueCheck:
-    """The check of a finished value, for what no mask can enforce.
+    """The check of a finished value against what no mask can enforce.
 
-    receipt    of the constraint, once that is compiled; `done`: the value has been checked
+    receipt    of the constraint, once that is compiled
+    done       true once the value has been checked
     """
 
     __slots__ = ("_judged", "done", "receipt")
@@ -132,14 +137,14 @@ class ValueCheck:
 
     @property
     def text(self) -> str:
-        """The text that is checked: all of it, with control tokens, which may mark its parts."""
+        """The text to check: all of it, with control tokens, which may mark its parts."""
         return "" if self._judged is None else self._judged.text + self._judged.finish()
 
 
 class PenalisedTokens:
-    """Tokens of a sequence that penalties look at: when it has grown, the new ones alone are read.
+    """Tokens of a sequence that penalties depend on, kept so that only new ones are read when it has grown.
 
-    counts    of the generated ones
+    counts    of each generated token
     """
 
     __slots__ = ("_num_read", "_seen", "counts")
@@ -150,8 +155,10 @@ class PenalisedTokens:
         self._num_read = 0
 
     def seen(self, tokens: AbstractSequence[int]) -> npt.NDArray[np.intp]:
-        """Returns the distinct ones of `tokens`, which begin with those given before, ascending. The array is never
-        changed."""
+        """Returns the distinct tokens, ascending, in an array that is never changed.
+
+        `tokens` must begin with those of the last call.
+        """
         if not self._num_read:
             self._seen = np.unique(np.array(tokens, np.intp))
         else:
@@ -165,7 +172,7 @@ class PenalisedTokens:
 
 @dataclass(frozen=True, slots=True)
 class _Foreseen:
-    """The outcome of accepting a token with so many left: the matcher after it and the token taken, or an error."""
+    """Outcome of accepting `drawn` with `remaining` tokens left: the next matcher and the token taken, or an error."""
 
     drawn: int
     remaining: int
@@ -173,7 +180,12 @@ class _Foreseen:
 
 
 class Generation:
-    """The engine's side of a request. `take` is called once a step; everything else follows from it."""
+    """A request while it runs: its sequence, its matcher, its text, and the outputs not sent yet.
+
+    The engine asks for the `rows` by which each step draws, or for a `spec` where the device draws by itself, and has
+    `take` accept what was drawn. `finish` is set once the request ends: by `take`, or by `end` and `expire` from
+    outside.
+    """
 
     def __init__(
         self,
@@ -189,7 +201,7 @@ class Generation:
         self.terms = terms
         self.matcher: Matcher | None = None
         self.speculated: Container[int] = ()
-        """Offsets of those drafts in flight that nothing forces."""
+        """Offsets of the drafts in flight that were speculated, not forced by the grammar."""
         self.check = ValueCheck(None if request.grammar is None else detokenizer.without_stops())
         self.listener = listener
         self.finish: Finish | None = None
@@ -198,22 +210,22 @@ class Generation:
         self._penalised = PenalisedTokens()
         self._closing = False
         self.undecided: int | None = None
-        """A drawn token of which only a search tells what accepting it comes to; it is drawn again after that."""
+        """A drawn token that cannot be accepted before a search has ended; it is drawn again then."""
         self._foreseen: _Foreseen | None = None
         self._report = _Report(now)
 
     def stop_at(self, pattern: PatternSearch) -> None:
-        """Has `pattern` end the text. To be called before the first token."""
+        """Has a match of `pattern` end the text. Must be called before the first token."""
         self._detokenizer.look_for(pattern)
 
     @property
     def must_be_checked(self) -> bool:
-        """True if its text, which is finished, may violate the constraint in ways that no mask prevents."""
+        """True if the finished text may violate the constraint in ways that no mask prevents, and is yet unchecked."""
         return self.check.outstanding and self._is_whole
 
     @property
     def _is_whole(self) -> bool:
-        """True if the text ended where a word of the grammar does: not at a stop, and not cut short by the budget."""
+        """True if the text is a complete word of the grammar, not cut off at a stop or at the token limit."""
         finish, matcher = self.finish, self.matcher
         if finish is None or matcher is None or finish.reason not in ("stop", "length"):
             return False
@@ -223,12 +235,12 @@ class Generation:
 
     @property
     def num_left(self) -> int:
-        """Tokens that may still come."""
+        """Tokens that may still be generated."""
         return self.terms.max_tokens - self._num_generated
 
     @property
     def takes_drafts(self) -> bool:
-        """False with penalties: they look at what was generated before, which a draft would have to be counted into."""
+        """False with penalties, which depend on all tokens before: drafts would have to be counted among these."""
         return not self.request.sampling.penalised
 
     @property
@@ -237,18 +249,19 @@ class Generation:
         return self.matcher.on_table if self.matcher is not None else None
 
     def spec(self, work: Work, num_steps: int) -> DrawSpec | None:
-        """The rule by which a device draws the token of `work` and those of later steps by itself, `num_steps` in all.
+        """Returns the rule by which a device draws the tokens of `num_steps` steps, from `work` on, by itself.
 
-        None if it takes more than sampling parameters and a table.
+        None if it cannot: drawing takes more than sampling parameters and a grammar's table, or that may change within
+        these steps.
         """
         params, matcher = self.request.sampling, self.table_matcher
         plain = work.samples and work.num_tokens == 1 and not work.drafts
-        if matcher is not None:  # near its limit tokens are chosen that lead to the end in time
+        if matcher is not None:  # near the token limit, tokens are chosen that lead to the grammar's end in time
             num_left = self.sequence.limit - (work.stop + num_steps)
             plain = plain and num_left >= matcher.grammar.farthest
         elif self.matcher is not None:
             plain = False
-        # Until `min_tokens` are there, counting those in flight, some tokens are not allowed.
+        # Before `min_tokens`, counting those in flight, tokens that end the text are not allowed.
         num_before = work.start + 1 - self.sequence.num_prompt
         early = num_before < params.min_tokens and self.matcher is None
         plain = plain and (not early or num_before + num_steps <= params.min_tokens)
@@ -256,11 +269,11 @@ class Generation:
 
     @property
     def _ends(self) -> tuple[int, ...]:
-        """Tokens that may not come before `min_tokens` are there."""
+        """Tokens that are not allowed before `min_tokens`."""
         return (*self.terms.eos_ids, *self.request.sampling.stop_token_ids)
 
     def rows(self, work: Work, first_mask: int | None) -> list[Row]:
-        """Rules for drawing from each logits row of `work`; masks are `first_mask` and the rows after it."""
+        """Returns the rule for drawing from each logits row of `work`; its masks are the rows from `first_mask` on."""
         sequence, params = self.sequence, self.request.sampling
         if (score := sequence.score) is not None:
             if score.tree is not None:
@@ -295,7 +308,7 @@ class Generation:
     def take(
         self, work: Work, draws: Draws, first: int, num_right: int | None, now: float
     ) -> tuple[Advance, RequestOutput | None]:
-        """Takes the draws of this work's rows, which begin at `first`.
+        """Accepts the draws of this work's rows, which begin at `first`; returns the progress and the output, if any.
 
         `num_right` is how many of the rows had a mask (None: no grammar).
         """
@@ -329,8 +342,10 @@ class Generation:
         return advance, self._tell(now) if tells else None
 
     def _accept(self, drafts: AbstractSequence[int], draws: Draws, first: int) -> tuple[list[int], bool]:
-        """Accepts drawn tokens as long as each equals the draft it verifies, and one more; returns those accepted, and
-        whether the last is not the one that was drawn."""
+        """Accepts drawn tokens while each equals the draft that it verifies, and one more.
+
+        Returns the accepted tokens, and True if the grammar replaced the last one.
+        """
         keeps_logprobs = self.request.sampling.logprobs is not None
         untold = self._report.untold
         tokens: list[int] = []
@@ -344,7 +359,7 @@ class Generation:
                 if not tokens:
                     self.undecided = drawn
                     raise
-                break  # what was right is taken; this one is drawn again
+                break  # those before are accepted; this one is drawn again
             replaced = token != drawn
             tokens.append(token)
             untold.tokens.append(token)
@@ -367,11 +382,11 @@ class Generation:
         return tokens, replaced
 
     def end_poisoned(self, now: float) -> tuple[Advance, RequestOutput | None]:
-        """Ends it where its numbers are not finite: nothing that was computed of it is kept."""
+        """Ends the request because its logits are not finite; nothing that was computed for it is kept."""
         return self._fail(now, "nonfinite_logits", "the model produced numbers that are not finite", poisoned=True)
 
     def end_at(self, error: MatcherError, now: float) -> tuple[Advance, RequestOutput | None]:
-        """Ends it where its constraint cannot be followed any further."""
+        """Ends the request because its grammar allows no further token."""
         return self._fail(now, error.code, str(error))
 
     def _advance_matcher(self, drawn: int) -> int:
@@ -390,7 +405,7 @@ class Generation:
         return token
 
     def foresee(self, drawn: int, foresee: Foresee) -> None:
-        """Finds out, on another thread, what accepting `drawn` comes to, for when it is drawn again."""
+        """Searches for the outcome of accepting `drawn`, to be used when it is drawn again. Runs on another thread."""
         assert self.matcher is not None
         remaining = self.num_left - 1
         try:
@@ -399,7 +414,7 @@ class Generation:
             self._foreseen = _Foreseen(drawn, remaining, error)
 
     def _end_or_text(self, token: int) -> str:
-        """The text that `token` made certain; sets `finish` if it ends the generation."""
+        """Returns the text that is certain after `token`; sets `finish` if that ends the generation."""
         params = self.request.sampling
         enough = self._num_generated > params.min_tokens
         if token in self.terms.eos_ids and (self.matcher is not None or (enough and not params.ignore_eos)):
@@ -422,7 +437,7 @@ class Generation:
 
     def _take_scores(self, work: Work, draws: Draws, first: int, now: float) -> tuple[Advance, RequestOutput | None]:
         count = work.logits_stop - work.logits_start
-        # After a retraction positions are computed again, perhaps in other chunks.
+        # After a retraction, positions are computed again, perhaps in other chunks.
         assert self.sequence.score is not None
         scores = self._report.scores
         del scores[max(work.logits_start + 1 - self.sequence.score.start, 0) :]
@@ -444,19 +459,19 @@ class Generation:
         )
 
     def expire(self, now: float) -> RequestOutput:
-        """The terminal event of a request whose time is over."""
+        """Ends a request whose deadline has passed; returns its terminal event."""
         message = f"not done within {self.request.timeout_s:g} s"
         return self.end(now, "error", ErrorInfo(code="generation_timeout", message=message))
 
     def end(self, now: float, reason: FinishReason, error: ErrorInfo | None = None) -> RequestOutput:
-        """The terminal event of a request that ends before its time."""
+        """Ends a request early; returns its terminal event, with the tokens and text not sent yet."""
         self.finish = Finish(reason=reason, error=error)
         with contextlib.suppress(BoughError):  # a search for stop_regex that takes too long
             self._report.untold.texts.append(self._detokenizer.finish() if error is None else self._detokenizer.flush())
         return self._tell(now)
 
     def _tell(self, now: float) -> RequestOutput:
-        """The next output: all that has come since the last one, and the end if it has."""
+        """Returns the next output: all tokens and text since the last one, and the end if it has come."""
         untold, begins = self._report.take()
         return RequestOutput(
             id=self.request.id,
@@ -471,14 +486,14 @@ class Generation:
     def _terminal(self, finish: Finish, now: float) -> Finish:
         constraint = finish.constraint or self.check.receipt
         if constraint is not None and constraint.checked and not self.must_be_checked:
-            constraint = msgspec.structs.replace(constraint, checked=())  # nobody looks at a text that was cut
+            constraint = msgspec.structs.replace(constraint, checked=())  # a text that was cut off is not checked
         finish = self._report.ended(finish, self.sequence, self._num_generated, now)
         self.finish = msgspec.structs.replace(finish, constraint=constraint)
         return self.finish
 
 
 def _meets_poison(work: Work, draws: Draws, first: int, count: int) -> bool:
-    """True if one of the `count` rows from `first` on is not finite; those after a draft that is wrong do not count."""
+    """True if one of the `count` rows from `first` on is not finite; rows after a wrong draft do not count."""
     for offset in range(count):
         if draws.poisoned[first + offset]:
             return True

@@ -1,12 +1,12 @@
 """Grammar masks of a step, filled on threads while the forward pass runs.
 
-A sequence is deferred, and sits steps out, if its mask is late (`MaskStage.finish`, or `abandon` after a pass that
-failed), or if only a search tells whether its drawn token still leads to an end (`defer_undecided`). Where a tenant has
-too many late masks, slower threads fill its others (`start`). All that may delay a constrained sequence is listed in
-the package's docstring, `runtime/engine/__init__.py`.
+A sequence is deferred, and sits steps out, if its mask is late (`MaskStage.finish`, or `abandon` after a failed pass),
+or if only a search can tell if its drawn token still leads to an end (`defer_undecided`). Where a tenant has too many
+late masks, slower threads fill its others (`start`). The docstring of `runtime.engine` lists all that may delay a
+constrained sequence.
 
-Where no thread can be started, those that there are fill all masks; where there is none, what has not begun ends its
-generation by a `NoThreadError`: the engine's own thread has no time for what may take long.
+Where no thread can be started, the threads that exist fill all masks; where there is none, jobs that have not begun end
+their generations with a `NoThreadError`: the engine's own thread has no time for what may take long.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ logger = logging.getLogger("bough.engine")
 Rows = npt.NDArray[np.int32]
 
 MAX_STUCK = 16
-"""Threads beside the usual ones that may be busy with masks that are late."""
+"""Additional threads that may be busy with late masks."""
 NUM_SLOW = 2
-"""Threads for what is known to be slow; tenants take turns."""
+"""Threads for masks that are known to be slow; tenants take turns."""
 LATE_MASK_SLEEP_S = 0.0005
-"""Between two looks at deferred masks, while there is nothing else to do."""
+"""Pause between polls for deferred masks while the engine has nothing else to do."""
 
 
 @dataclass(eq=False, slots=True)
 class MaskJob:
-    """One sequence's masks: the next position, and one more after each of its drafts.
+    """One sequence's masks: for the next position, and for the one after each of its drafts.
 
-    first    the first of its rows among those of the step
-    rows     where they are written, int32 [1 + drafts, W]
-    right    how many of them are right, once it is known: fewer if the grammar does not allow a draft, none if it
-             cannot go on
-    error    why it cannot, in that case
-    before   what is to be done first
-    tenant   on whose behalf
+    first    index of its first row among those of the step
+    rows     destination of its masks, int32 [1 + drafts, W]
+    right    number of rows filled, None until the job has ended: fewer than all if the grammar rejects a draft, 0 if it
+             allows no further token
+    error    the reason, if `right` is 0
+    before   work to be done before the masks are filled
+    tenant   tenant that the job is done for
     """
 
     matcher: Matcher
@@ -64,7 +64,7 @@ class MaskJob:
     error: MatcherError = field(default_factory=partial(MatcherError, "the grammar allows no further token"))
 
     def run(self) -> None:
-        """Fills the rows."""
+        """Fills the rows and sets `right`. Raises nothing."""
         assert self.rows is not None
         right = 0
         try:
@@ -73,17 +73,17 @@ class MaskJob:
             right = self.matcher.fill_along(self.drafts, self.rows)
         except MatcherError as error:
             self.error = error
-        except BaseException:  # a panic of native code is no Exception, and somebody waits here too
+        except BaseException:  # a panic of native code is no Exception, and the engine waits for this job too
             logger.exception("a grammar mask could not be filled")
         self.right = right
 
 
 @dataclass(eq=False)
 class Filling:
-    """The masks of one step, under way.
+    """The masks of one step while they are being filled.
 
     rows    of all jobs, one after the other, int32 [sum(1 + drafts), W]
-    most    of a tenant's jobs are begun while as many of them run; None: there is no limit
+    most    most jobs of one tenant that run at a time; None: no limit
     """
 
     jobs: list[MaskJob]
@@ -109,7 +109,7 @@ class Filling:
         self._num_left = len(self._queue)
 
     def work(self) -> None:
-        """Does jobs until none is left that may be begun."""
+        """Runs jobs until none is left that may be begun."""
         while (job := self._next()) is not None:
             job.run()
             with self._changed:
@@ -127,22 +127,22 @@ class Filling:
             return None
 
     def take_waiting(self) -> list[MaskJob]:
-        """Takes the jobs that no thread has begun, to have them done elsewhere."""
+        """Removes and returns the jobs that no thread has begun, so that other threads can run them."""
         with self._changed:
             waiting = list(self._queue)
             self._queue.clear()
             return waiting
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits for all jobs to end; False if they take longer than `timeout_s`."""
+        """Waits for all jobs to end; returns False if they take longer than `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: self._num_left == 0, timeout_s)
 
     def settle(self) -> list[MaskJob]:
-        """Brings here what was filled elsewhere; returns the jobs that have not ended."""
+        """Copies rows that were filled elsewhere into `rows`; returns the jobs that have not ended."""
         late = [job for job in self.jobs if job.right is None]
         for job in self._elsewhere:
-            if job not in late:  # one may end at any time: what is not late is here
+            if job not in late:  # not `job.right is None`: a job may end at any time, but stays late for this step
                 assert job.rows is not None and job.right is not None
                 job.right = min(job.right, 1 + len(job.drafts))
                 self.rows[job.first : job.first + job.right] = job.rows[: job.right]
@@ -155,7 +155,7 @@ class Filling:
 
 
 class MaskFiller:
-    """Threads and two buffers for masks: a buffer is reused only after the step that read it has ended."""
+    """Threads that fill masks, and two buffers in turn, so that one step's masks survive the start of the next."""
 
     def __init__(self, vocab_size: int, num_threads: int | None = None) -> None:
         self.num_threads = num_threads or max(1, min(8, (os.cpu_count() or 2) // 2))
@@ -167,7 +167,7 @@ class MaskFiller:
         self._slow_threads = FairThreads("slow-masks", NUM_SLOW)
 
     def start(self, jobs: list[MaskJob]) -> Filling | None:
-        """Begins filling."""
+        """Begins to fill the masks of `jobs`; returns None if there are none."""
         if not jobs:
             return None
         self._turn ^= 1
@@ -179,11 +179,11 @@ class MaskFiller:
         return filling
 
     def finish(self, filling: Filling, patience_s: float) -> list[MaskJob]:
-        """Waits for `filling`, but not for ever; returns the jobs that are late.
+        """Waits for `filling`, for at most twice `patience_s`; returns the jobs that are late.
 
-        Each job is waited for `patience_s`: what has not begun by then, since others keep the threads busy, gets
-        further threads and as long again. Those of one tenant get no more than `most_stuck`; its other jobs are left to
-        the threads for what is slow.
+        If some jobs have not begun after `patience_s`, since others keep the threads busy, they get additional threads
+        and as much time again. Each tenant may keep at most `most_stuck` threads busy; jobs that have still not begun
+        are left to the slow threads.
         """
         if self._has_threads and not filling.wait(patience_s) and filling.num_waiting:
             filling.most = self.most_stuck(len({job.tenant for job in filling.jobs}))
@@ -192,17 +192,17 @@ class MaskFiller:
         for job in filling.take_waiting():
             self._run_slowly(job)
         late = filling.settle()
-        if late:  # they go on writing
+        if late:  # their threads go on writing to this buffer
             self._buffers[self._turn] = np.zeros((0, self._words), dtype=np.int32)
         return late
 
     def most_stuck(self, num_tenants: int) -> int:
-        """The threads that one of so many tenants may keep busy with masks that are late."""
+        """Returns how many threads one of `num_tenants` tenants may keep busy with late masks."""
         num_threads = self.num_threads + MAX_STUCK
         return num_threads if num_tenants <= 1 else max(num_threads // (2 * num_tenants), 1)
 
     def begin_slow(self, matcher: Matcher, tenant: str, before: Callable[[], None] | None = None) -> MaskJob:
-        """A job that is late from the beginning: its mask takes long, or what is done before it does."""
+        """Starts a job on the slow threads, with rows of its own: its mask, or the work before it, takes long."""
         job = MaskJob(matcher, rows=np.zeros((1, self._words), dtype=np.int32), before=before, tenant=tenant)
         self._run_slowly(job)
         return job
@@ -236,14 +236,12 @@ class MaskFiller:
 
 @dataclass(eq=False)
 class StepMasks:
-    """The masks of one step. Those of a work whose mask was late are not among them.
+    """The masks of one step.
 
-    jobs    by index into `work`
+    jobs    by index into `work`; `MaskStage.finish` removes the late ones, and sets:
 
-    Once `MaskStage.finish` has run:
-
-    right       of each work with a grammar, how many of its rows have a right mask
-    dead_ends   why those that have none cannot go on
+    right       for each job left, how many of its rows have a mask
+    dead_ends   for those with none, the reason why the grammar allows no further token
     """
 
     work: Sequence[Work]
@@ -258,18 +256,19 @@ class StepMasks:
         return self.filling.rows if self.filling is not None else None
 
     def first(self, index: int) -> int | None:
-        """The first of a work's rows; None if it has no mask."""
+        """Returns the index of a work's first row; None if it has no mask."""
         return self.jobs[index].first if index in self.jobs else None
 
 
 class MaskStage:
-    """The masks of an engine's steps, and the generations that sit steps out since theirs are late.
+    """The masks of an engine's steps, and the generations that sit steps out because theirs are late.
 
-    After the pass a mask has its patience more: `least_patience_s`, or 80 % of the pass's own time if that is longer;
-    as long again if other masks have kept the threads busy. What is late is deferred: its generation is drawn from in a
-    later step, and holds nobody up.
+    After the launch of a pass, masks get a patience of `least_patience_s`, or of 80 % of the pass's time if that is
+    longer; as much again if some have not begun, since others keep the threads busy. A generation whose mask is late by
+    then is deferred: its token is drawn in a later step, and the others go on.
 
-    pass_s    seconds of the last pass, on a device that is asked ahead: the next one takes about as long
+    pass_s    seconds of the last step on a device that computes asynchronously, where the time of the launch says
+              little; the next one takes about as long
     """
 
     def __init__(self, vocab_size: int, scheduler: Scheduler, least_patience_s: float) -> None:
@@ -284,7 +283,7 @@ class MaskStage:
         return bool(self._deferred)
 
     def start(self, work: Sequence[Work], generations: Sequence[Generation]) -> StepMasks:
-        """Begins to fill the masks of a step."""
+        """Begins to fill the masks of a step, those of different tenants in turn."""
         jobs: dict[int, MaskJob] = {}
         num_of: Counter[str] = Counter()
         places: list[tuple[int, int]] = []  # number of a job among its tenant's, and its index
@@ -297,25 +296,27 @@ class MaskStage:
                 jobs[index] = self._resume(generation, matcher, item.drafts, slow=slow)
                 places.append((num_of[tenant], index))
                 num_of[tenant] += 1
-        in_turn = [jobs[index] for _, index in sorted(places)]  # many of one tenant make no other one's late
+        in_turn = [jobs[index] for _, index in sorted(places)]  # many jobs of one tenant do not delay another's
         return StepMasks(work, generations, jobs, self._filler.start(in_turn))
 
     def finish(self, masks: StepMasks, forward_s: float) -> None:
-        """Waits for `masks` of a pass whose launch took `forward_s`; defers the generations whose masks are late."""
+        """Waits for the masks of a pass whose launch took `forward_s`; defers the generations whose masks are late."""
         if masks.filling is None:
             return
         late = self._filler.finish(masks.filling, max(0.8 * max(forward_s, self.pass_s), self._least_patience_s))
         for index in [index for index, job in masks.jobs.items() if job in late]:
             self._defer(masks.generations[index], masks.jobs.pop(index))
         for index, job in masks.jobs.items():
-            if job.right is not None:  # one that was late may have been begun with drafts, which are void by now
+            if job.right is not None:  # a job that was late may have been begun with drafts, which are void by now
                 masks.right[index] = min(job.right, 1 + len(masks.work[index].drafts))
             if job.right == 0:
                 masks.dead_ends[index] = job.error
 
     def abandon(self, masks: StepMasks) -> None:
-        """Waits for masks of a pass that failed, so that nobody uses their matchers meanwhile. Generations whose masks
-        are late sit steps out."""
+        """Waits for the masks of a failed pass, since their jobs use the matchers.
+
+        Generations whose masks are late sit steps out until they are there, unless the failure ends them.
+        """
         if masks.filling is None:
             return
         late = self._filler.finish(masks.filling, self._least_patience_s)
@@ -325,7 +326,7 @@ class MaskStage:
                 self._deferred[masks.generations[index]] = job
 
     def defer_undecided(self, generation: Generation, foresee: Foresee) -> None:
-        """Defers a generation until it is known what accepting the token that was drawn comes to: it is drawn again."""
+        """Defers a generation until a search has found what accepting its token leads to; then it is drawn again."""
         drawn, generation.undecided = generation.undecided, None
         assert generation.matcher is not None and drawn is not None
         matcher, tenant = generation.matcher, generation.sequence.tenant
@@ -333,7 +334,7 @@ class MaskStage:
         self._defer(generation, job)
 
     def resume_ready(self) -> None:
-        """Lets those go on whose masks are there now."""
+        """Resumes the deferred generations whose masks are ready, and forgets those that have ended."""
         for generation, job in list(self._deferred.items()):
             if generation.finish is not None:
                 del self._deferred[generation]
@@ -344,16 +345,16 @@ class MaskStage:
         self._filler.close()
 
     def _defer(self, generation: Generation, job: MaskJob) -> None:
-        """The pass has computed all of the sequence that is known, but nobody may draw from it: `job` is late."""
+        """Defers a generation whose pass is done but whose mask is late: its token is not drawn in this step."""
         self._scheduler.defer(generation.sequence)
         self._deferred[generation] = job
 
     def _resume(self, generation: Generation, matcher: Matcher, drafts: Sequence[int], *, slow: bool) -> MaskJob:
-        """The job of a generation that is to be drawn from; `slow` if it is to be begun as one that is late."""
+        """Returns the job of a generation in this step: the one that was late, or a new one (`slow`: begun as late)."""
         late, tenant = self._deferred.pop(generation, None), generation.sequence.tenant
         if late is None:
             return self._filler.begin_slow(matcher, tenant) if slow else MaskJob(matcher, drafts, tenant=tenant)
-        # Still under way, if it was put back to wait and has come again.
+        # The job is still running if the sequence was put back to wait and has been admitted again.
         if late.right is None:
             return late
         return MaskJob(matcher, drafts, late.rows, late.right, error=late.error, tenant=tenant)

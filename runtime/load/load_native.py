@@ -1,4 +1,4 @@
-"""Builds engines on the CPU library: of a GGUF file without torch, which takes longer to load than all the rest."""
+"""Builds engines on the CPU library; from a GGUF file without torch, whose import takes longer than all the rest."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ACTIVATIONS = ("auto", "int8", "mixed")
 
 
 def load_gguf_engine(config: EngineConfig, progress: Progress | None = None) -> Engine | None:
-    """An engine on the CPU library over the GGUF file that `config` names; None if it is for torch to compute.
+    """Builds an engine on the CPU library from the GGUF file that `config` names; None if torch has to compute it.
 
     Raises:
         ModelError: the model's files cannot be used, or its cache does not fit into memory.
@@ -73,10 +73,10 @@ def native_engine(
     tokenizer: Tokenizer,
     grammars: GrammarCompiler | None = None,
 ) -> Engine:
-    """An engine over `decoder`, called `name`, whose tokenizer is at `path`.
+    """Builds an engine on `decoder`, whose model is called `name` and has its files at `path`.
 
     Raises:
-        ModelError: its cache does not fit into memory.
+        ModelError: the cache does not fit into memory.
     """
     model, limits = decoder.config, config.limits("cpu")
     page_size = config.page_size or 1
@@ -117,7 +117,7 @@ def native_engine(
 
 
 def stored_format(path: Path) -> str:
-    """Returns the format that most of a model's weights have in their files; "" if those do not say."""
+    """Returns the format of most of a model's weights, as its files name it; "" if they cannot be read."""
     try:
         return read_facts(path).weights
     except ModelError:
@@ -125,7 +125,7 @@ def stored_format(path: Path) -> str:
 
 
 def native_target(config: EngineConfig) -> NativeTarget:
-    """Returns the target that `config` has a decoder loaded for; there must be no obstacle to it."""
+    """Returns the options of `load_native` for `config`, to which there must be no `obstacle_to_native`."""
     library = load_library()
     assert library is not None
     threads = Threads(library, num_threads())
@@ -137,7 +137,7 @@ def native_target(config: EngineConfig) -> NativeTarget:
 
 
 def obstacle_to_native(config: EngineConfig, device: str) -> RequestError | None:
-    """Reason why the CPU library cannot run, whatever the model: a setting, or this machine."""
+    """Returns the reason, a setting or the machine, why the CPU library cannot run any model; None if it can."""
     for name, value, possible in (
         ("device", device, ("cpu",)),
         ("dtype", config.dtype, ("auto",)),

@@ -1,4 +1,4 @@
-"""Starts an engine by the shortest way: torch is loaded only where something is for it to compute."""
+"""Starts an engine on the CPU library or on torch, which is imported only if the engine needs it."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def start_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
     `progress(what, done, total)` is called while it loads.
 
     Raises:
-        ModelError: the model's files cannot be used, or its cache does not fit into memory, or what it computes is not
-            finite.
+        ModelError: the model's files cannot be used, its cache does not fit into memory, or its logits are not finite.
+        RequestError: settings exclude each other, or do not fit the machine.
     """
-    # Threads that answer clients, or fill masks, need not wait longer for the one that steps.
+    # So that threads that answer clients or fill masks wait no longer than this for the one that steps.
     sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
     with _without_collections(), _within_memory():
         config = _as_stored(config, progress)
@@ -46,7 +46,7 @@ def start_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
 
 
 def _load_torch(config: EngineConfig) -> Callable[[EngineConfig, Progress | None], Engine]:
-    """Imports what loads models on torch.
+    """Imports the function that starts engines on torch.
 
     Raises:
         ModelError: torch is not installed.
@@ -61,7 +61,7 @@ def _load_torch(config: EngineConfig) -> Callable[[EngineConfig, Progress | None
 
 
 def _why_torch(config: EngineConfig) -> str:
-    """Names what torch is needed for, and the extra that brings it."""
+    """Returns the error message if torch is missing: what needs it, and the extra that installs it."""
     if config.device.startswith("cuda"):
         return f'device {config.device} needs torch, which is not installed: pip install "bough[gpu]"'
     if config.device == "auto" and may_have_gpu():
@@ -82,10 +82,10 @@ def _why_torch(config: EngineConfig) -> str:
 
 
 def _as_stored(config: EngineConfig, progress: Progress | None) -> EngineConfig:
-    """The settings for a checkpoint that is in the format that they name, which need not be said then.
+    """Unsets a `quantization` that names a stored format (STORED), after checking that the checkpoint has it.
 
     Raises:
-        ModelError: it is in another format.
+        ModelError: the checkpoint has another format.
     """
     wanted = config.quantization
     if wanted not in STORED:
@@ -102,7 +102,7 @@ def _as_stored(config: EngineConfig, progress: Progress | None) -> EngineConfig:
 
 @contextmanager
 def _within_memory() -> Iterator[None]:
-    """Says in one line that what is loaded does not fit; torch has no class for it on a CPU."""
+    """Turns a lack of memory while loading, for which torch raises RuntimeError on a CPU, into a ModelError."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -116,7 +116,7 @@ def _within_memory() -> Iterator[None]:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Stops the collection of garbage: what is loaded is hundreds of thousands of objects, none of which is any."""
+    """Pauses garbage collection: loading makes hundreds of thousands of objects, none of them garbage."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""From a model's name, folder or file to a model that runs."""
+"""Loads models by name, folder or file: finds and reads the files, and makes the decoder that computes them."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_pena
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model and the facts its files state.
+    """A model that is loaded, and the facts that its files state.
 
-    path    the GGUF file or the folder, where the tokenizer is too
+    path    the GGUF file or the folder, which also holds the tokenizer
     dtype   of activations
     """
 
@@ -58,7 +58,7 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class _Target:
-    """The target of loading a model: see load_model."""
+    """Resolved options of `load_model`, which describes them."""
 
     dtype: torch.dtype
     device: str
@@ -85,12 +85,13 @@ def load_model(  # noqa: PLR0913  what it is loaded for
 
     dtype            auto (bfloat16 on a GPU and on a CPU with bfloat16 matrix instructions, else float32) or a dtype's
                      name
-    backend          of a native model's operations, as select_ops takes it; a generic model has its own
-    keep_quantised   whether weights that files have quantised (AWQ, GPTQ, FP8, GGUF) stay so, or are undone once; None:
-                     where the device multiplies by them as they are
-    invariant        quantised weights that stay: a row's result does not depend on how many others there are
-    native           make a NativeDecoder, if the CPU library has formats for the model
-    claim            called with the bytes of a decoder's weights before any is read; raises ModelError for too many
+    backend          of a Decoder's operations, as select_ops takes it; models of `transformers` have their own
+    keep_quantised   keep weights that are stored quantised (AWQ, GPTQ, FP8, GGUF), instead of dequantising them once;
+                     None: if the device has kernels for them
+    invariant        make products with quantised weights that are kept independent of the number of rows
+    native           target of a NativeDecoder, which is made if the CPU library has formats for the model
+    claim            called with the bytes of a decoder's weights before any is read, unless `keep_quantised`; raises
+                     ModelError for too many
     progress         called with (stage, done, total); stages are "download" (bytes) and "load" (tensors)
 
     Raises:
@@ -108,7 +109,11 @@ def load_model(  # noqa: PLR0913  what it is loaded for
 
 
 def resolve_dtype(name: str, device: str) -> torch.dtype:
-    """The dtype that a setting means on a device."""
+    """Returns the dtype that a setting stands for on a device.
+
+    Raises:
+        ModelError: there is no such dtype.
+    """
     if name != "auto":
         if name not in _DTYPES:
             raise ModelError(f"dtype must be auto or one of {', '.join(_DTYPES)}, got {name!r}")
@@ -153,7 +158,7 @@ def _load_folder(path: Path, name: str, target: _Target, progress: Progress | No
     try:
         native = read_config(raw)
     except UnsupportedModelError:
-        # The adapter pulls in transformers, which takes a second that a native model does not need to pay.
+        # The adapter imports transformers, which takes a second that native models are spared.
         generic = importlib.import_module(".transformers_model", __package__)
         adapter, config = generic.load_generic(path, raw, dtype=target.dtype, device=target.device)
         model, num_parameters, dtype = adapter, adapter.num_parameters(), target.dtype
@@ -191,7 +196,7 @@ def _open_folder(path: Path, raw: Mapping[str, Any], config: ModelConfig) -> Che
 def _make_decoder(
     config: ModelConfig, checkpoint: Checkpoint, target: _Target, progress: Progress | None
 ) -> tuple[Decoder | NativeDecoder, int, torch.dtype]:
-    """The model, its number of parameters, and the dtype of its activations."""
+    """Loads a decoder; returns it with its number of parameters and the dtype of its activations."""
     if target.native is not None:
         decoder = load_native(config, checkpoint, target.native, progress)
         if decoder is not None:
@@ -211,12 +216,12 @@ def _make_decoder(
 
 
 def _ids(values: Iterable[object], vocab_size: int) -> tuple[int, ...]:
-    """Returns those of the values that are ids of the model's tokens, each once; some files name none with -1."""
+    """Returns the values that are ids of the model's tokens, each once; some files write -1 for none."""
     return tuple(dict.fromkeys(value for value in values if type(value) is int and 0 <= value < vocab_size))
 
 
 def _sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
-    """Reads what a generation_config.json recommends; a model that does not sample by default recommends nothing."""
+    """Returns the sampling parameters that a generation_config.json recommends; none if it does not sample."""
     if not generation.get("do_sample", False):
         return {}
     found = {key: generation[key] for key in _SAMPLING_DEFAULTS if type(generation.get(key)) in (int, float)}

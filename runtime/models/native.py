@@ -1,4 +1,4 @@
-"""A decoder of the Llama family whose weights lie in the CPU library's tiles; from a GGUF file it needs no torch."""
+"""A decoder of the Llama family with weights in the CPU library's tiles; loading it from a GGUF file needs no torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float32]
 
 NATIVE_KINDS = ("int8", "int4", "w8a8")
-"""Formats that a layer's weights can be rounded to: groups of 32 inputs with a scale, or rows in the Hadamard form."""
+"""Formats that layers' weights can be rounded to: with a scale for 32 inputs, or (w8a8) in the Hadamard form."""
 
 _MAX_HEAD_DIM = 256
 _MATRICES = (
@@ -49,12 +49,12 @@ _NORMS = (
 
 @dataclass(frozen=True)
 class NativeTarget:
-    """The target of loading a decoder.
+    """Options for loading a decoder, and the library and threads that run it.
 
-    quantization    one of NATIVE_KINDS, which the layers' weights are rounded to; None: they stay as they are
-    max_position    tokens of a context at most; None: what the model was made for
-    has_rests       activations far above the others of their token have 16 bits
-    claim           called with the bytes that the decoder takes before it takes any; raises ModelError for too many
+    quantization    one of NATIVE_KINDS, to which the layers' weights are rounded; None: they stay as they are stored
+    max_position    most tokens of a context; None: the model's own limit
+    has_rests       activations far above the others of their token get 16 bits
+    claim           called with the bytes of the decoder before any are allocated; raises ModelError for too many
     """
 
     library: Library
@@ -65,14 +65,19 @@ class NativeTarget:
     claim: Callable[[int], None] = lambda num_bytes: None
 
     def num_positions(self, config: ModelConfig) -> int:
-        """Positions that a decoder of `config` has angles of."""
+        """Returns the number of positions for which a decoder of `config` has rotary angles."""
         return min(config.max_position, self.max_position or config.max_position)
 
 
 @dataclass(frozen=True)
 class NativeDecoder:
-    """Number formats of the library: activations in float32, rounded for products, to 8 bits or, where they are far
-    above the others, to 16; keys and values as whole numbers. `kept` holds the memory that `struct` points to.
+    """A model loaded for the CPU library.
+
+    Activations are float32, rounded to 8 bits for products, or with `has_rests` to 16 where they are far above the
+    others of their token; keys and values are stored as integers.
+
+    struct    the model as the library takes it
+    kept      the memory that `struct` points to
     """
 
     library: Library
@@ -98,14 +103,14 @@ class NativeDecoder:
         return self.config.head_dim
 
     def pass_bytes(self, num_tokens: int, num_logits: int) -> int:
-        """Bytes that a pass takes beside weights and cache, its logits included."""
+        """Returns the bytes that a pass needs beside weights and cache, its logits included."""
         workspace = self.library.workspace_bytes(
             ctypes.addressof(self.struct), self.threads.num, num_tokens, num_logits
         )
         return int(workspace) + num_logits * self.config.vocab_size * 4
 
     def kv_bytes(self, num_tokens: int, kv_bits: int) -> tuple[int, int]:
-        """Sizes of tokens' keys (the same of their values), and of the scales of both, in all layers."""
+        """Returns the bytes of tokens' keys in all layers (as many again for values), and of the scales of both."""
         heads = num_tokens * self.num_layers * self.num_kv_heads
         return heads * self.head_dim * kv_bits // 8, heads * 2 * 4
 
@@ -115,7 +120,7 @@ class NativeDecoder:
 
     @property
     def layer_bits(self) -> float:
-        """Bits of a layer's weight on average, scales included."""
+        """Average bits of a layer's weight, scales included."""
         layers = (native.Layer * self.num_layers).from_address(self.struct.layers)
         weights = [getattr(layer, name) for layer in layers for name, _ in _MATRICES]
         num_bytes = sum(self.library.weight_bytes(weight.format, weight.rows, weight.columns) for weight in weights)
@@ -123,14 +128,14 @@ class NativeDecoder:
 
 
 def fits(config: ModelConfig, quantization: str | None) -> bool:
-    """Tells whether the library computes models of these sizes, their layers' weights rounded to `quantization`."""
+    """True if the library can compute a model of these sizes with its layers' weights rounded to `quantization`."""
     widths = (config.hidden_size, config.intermediate_size, config.head_dim)
     together = BLOCK if quantization == "w8a8" else GROUP
     return all(width % together == 0 for width in widths) and config.head_dim <= _MAX_HEAD_DIM
 
 
 def decoder_bytes(config: ModelConfig, checkpoint: Checkpoint | GGUFTensors, target: NativeTarget) -> int:
-    """Bytes at least of weights and tables in a decoder that `load_native` makes."""
+    """Returns a lower bound of the bytes of weights and tables in a decoder that `load_native` makes."""
     total = rope_table_bytes(config.head_dim, target.num_positions(config))
     for parameter in list_parameters(config):
         is_table = parameter.name == "embedding" or (parameter.name == "head" and target.quantization != "w8a8")
@@ -144,7 +149,7 @@ def decoder_bytes(config: ModelConfig, checkpoint: Checkpoint | GGUFTensors, tar
 
 
 def _form(checkpoint: Checkpoint | GGUFTensors, name: str, target: NativeTarget, is_table: bool) -> int:
-    """The format that a matrix is packed in."""
+    """Returns the format that a matrix is packed in, or the smallest one (BITS4) where only reading it will tell."""
     kind = None if is_table else target.quantization
     if kind is not None:
         return {"int8": native.BITS8, "int4": native.BITS4, "w8a8": native.BITS8 | native.HADAMARD}[kind]
@@ -156,15 +161,16 @@ def _form(checkpoint: Checkpoint | GGUFTensors, name: str, target: NativeTarget,
 def load_native(
     config: ModelConfig, checkpoint: Checkpoint | GGUFTensors, target: NativeTarget, progress: Progress | None = None
 ) -> NativeDecoder | None:
-    """A decoder whose layers are quantised: in the checkpoint, from which they come without a loss, or by `target`.
+    """Loads a decoder with quantised layers: as the checkpoint stores them, without loss, or rounded by `target`.
 
-    Vectors of tokens, and the output head, stay as the checkpoint has them, but for float ones, which get 8 bits.
-    `progress` is called with ("load", done, total), in tensors.
+    Embeddings and the output head stay as stored if they are quantised, and get 8 bits if they are floats; with w8a8
+    the head is rounded as the layers are. `progress` is called with ("load", done, total), in tensors.
 
-    Returns None where a layer is not quantised, or in a way or of a size that the library has no format for.
+    Returns None if a layer is not quantised, or if the library has no format for a matrix or the model's sizes.
 
     Raises:
-        ModelError: see weights.check_shapes, and NativeTarget.claim; or a number, or a scale of numbers, is not finite.
+        ModelError: a tensor is missing or has a wrong shape (weights.check_shapes), the decoder needs too much memory
+            (NativeTarget.claim), or a weight or one of its scales is not finite.
     """
     if not fits(config, target.quantization):
         return None
@@ -213,7 +219,7 @@ def load_native(
 
 
 class _Loader:
-    """Reads tensors one by one, and keeps the memory that the structures point to."""
+    """Loads tensors one by one, and keeps the memory that the library's structures point to."""
 
     def __init__(
         self, checkpoint: Checkpoint | GGUFTensors, target: NativeTarget, progress: Progress | None, total: int
@@ -226,7 +232,7 @@ class _Loader:
         self._done = 0
 
     def keep(self, numbers: Floats) -> int:
-        """Their address."""
+        """Keeps an array in memory; returns its address."""
         numbers = np.ascontiguousarray(numbers)
         self.kept.append(numbers)
         return int(numbers.ctypes.data)
@@ -235,7 +241,11 @@ class _Loader:
         return self.keep(self._read_finite(name)) if name in self._checkpoint.shapes else None
 
     def weight(self, name: str, *, is_table: bool = False) -> native.Weight | None:
-        """None: the library has no format for it. `is_table`: of vectors for tokens."""
+        """Loads a matrix and its bias; returns None if the library has no format for it.
+
+        is_table    of embeddings, or an output head that is not rounded: stays as stored, and gets 8 bits if it is
+                    of floats
+        """
         bias_name = name.removesuffix("weight") + "bias"
         bias = self._read_finite(bias_name) if bias_name in self._checkpoint.shapes else None
         tiled = self._tile(name, bias, is_table)

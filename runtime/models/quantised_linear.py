@@ -1,4 +1,4 @@
-"""The projections of a decoder over quantised weights: from a checkpoint's own, or by rounding a decoder's."""
+"""Projections of a decoder with quantised weights: those that a checkpoint stores, or a decoder's own, rounded."""
 
 from __future__ import annotations
 
@@ -35,14 +35,18 @@ TORCH_KINDS: Mapping[str, str] = {
     "int4": "weights of 4-bit integers, a scale and a zero for 128 columns of a row",
     "int4-g32": "weights of 4-bit integers, a scale and a zero for 32 columns of a row",
 }
-"""Result of `quantise_decoder`."""
+"""Kinds that `quantise_decoder` rounds to, and what they make of weights and activations."""
 
 _PROJECTIONS = ("qkv", "out", "gate_up", "down")
 
 
 @dataclass(frozen=True)
 class QuantisedLinear:
-    """x W^T + b over a quantised weight; `order` as of StoredWeight. `invariant`: each row is computed alike."""
+    """x W^T + b with a quantised weight.
+
+    order       of the input features, as in StoredWeight
+    invariant   a row's result does not depend on the number of rows
+    """
 
     weight: QuantisedWeight
     bias: torch.Tensor | None
@@ -61,7 +65,7 @@ class QuantisedLinear:
 
 @dataclass(frozen=True)
 class StackedLinear:
-    """Projections of one input whose outputs follow one another: weights that cannot be fused, of unlike formats."""
+    """Projections of one input with concatenated outputs, whose weights cannot be fused as their formats differ."""
 
     parts: tuple[QuantisedLinear, ...]
 
@@ -86,7 +90,7 @@ def make_linear(
     device: torch.device | str,
     invariant: bool = False,
 ) -> QuantisedLinear:
-    """A projection of activations of `dtype`, on `device`."""
+    """Makes a projection of activations of `dtype`, on `device`."""
     weight = stored.weight.to(device)
     order = None if stored.order is None else stored.order.to(device)
     product = select_product(weight, dtype, rounds_rows=stored.rounds_rows, invariant=invariant)
@@ -104,15 +108,15 @@ def quantise_decoder(
     invariant: bool = False,
     progress: Progress | None = None,
 ) -> None:
-    """Replaces the decoder's projections by quantised ones, in place, each as soon as it is made.
+    """Replaces the decoder's projections by quantised ones, in place and one by one.
 
     kind           one of TORCH_KINDS
-    include_head   the output head, too; by default it stays as it is
-    invariant      a row's result does not depend on how many others there are (fp8: its activations stay unrounded)
+    include_head   quantise the output head as well
+    invariant      make a row's result independent of the number of rows (fp8: activations are then not rounded)
     progress       called with ("quantise", done, total), in layers
 
     Raises:
-        ModelError: no such kind, or a projection is quantised already.
+        ModelError: there is no such kind, or a projection is already quantised.
     """
     if kind not in TORCH_KINDS:
         raise ModelError(f"quantization must be one of {', '.join(TORCH_KINDS)}, got {kind!r}")
@@ -153,9 +157,9 @@ def load_projections(
     device: torch.device | str,
     invariant: bool = False,
 ) -> dict[str, QuantisedLinear | StackedLinear]:
-    """The decoder's projections whose every weight is quantised, by their parameters' names: `layers.3.qkv`, ...
+    """Loads the projections all of whose weights are stored quantised, by their parameters' names: `layers.3.qkv`, ...
 
-    The names and shapes of the checkpoint's tensors were checked before, by weights.check_shapes.
+    The caller has checked the names and shapes of the checkpoint's tensors (weights.check_shapes).
     """
     biases = {parameter.name: parameter for parameter in list_parameters(config) if parameter.name.endswith("_bias")}
     projections: dict[str, QuantisedLinear | StackedLinear] = {}
@@ -183,7 +187,7 @@ def load_projections(
 
 
 def _fuse(stored: Sequence[StoredWeight]) -> StoredWeight | None:
-    """The rows of several weights as one, or None where their formats differ."""
+    """Concatenates the rows of several weights; returns None if their formats differ."""
     first = stored[0]
     for other in stored[1:]:
         same_order = first.order is other.order or (
@@ -223,10 +227,10 @@ def _fuse_packed(weights: Sequence[PackedWeight]) -> PackedWeight | None:
 def read_packed(
     checkpoint: Checkpoint | GGUFTensors, name: str, kind: str | None, is_table: bool
 ) -> PackedWeight | None:
-    """A matrix as packed integers; None if it is of floats that are not to be rounded, or packed in another way.
+    """Reads a matrix as packed integers; returns None if it has floats that are not to be rounded, or other codes.
 
-    kind        "int8" or "int4", which it is rounded to; None: it stays as it is
-    is_table    of vectors for tokens: those get 8 bits
+    kind        "int8" or "int4": rounded to these, in groups of `GROUP`; None: as stored
+    is_table    of embeddings or an output head: rounded to 8 bits if it has floats
     """
     if kind is None and isinstance(checkpoint, QuantisedFolder) and checkpoint.is_quantised(name):
         stored = checkpoint.read_stored(name)

@@ -1,8 +1,12 @@
-"""Programs executed beside the scheduler: instructions interpreted, branches, calls of the model and of tools.
+"""Programs executed next to the scheduler: their instructions, branches, calls of the model and calls of tools.
 
-Programs come in; requests go to the engine, values, texts and one terminal event go out. The children of a fork begin
-with their parent's tokens (`state.Branch.start_from`), and their requests find its prefix in the cache as any request
-does (`runtime.scheduler`, `radix`). A program whose client leaves is dropped: `executor.Executor.drop` fails all its
-submissions in flight, stops their branches and forgets its state. An async tool is cancelled, one that waits for a
-thread never begins, and one that runs on a thread is left to itself.
+Programs come in; requests go to the engine; values, texts and one terminal event for each submission go out.
+
+The children of a fork begin with their parent's tokens (`state.Branch.start_from`), and their requests find its prefix
+in the cache as any request does (`runtime.scheduler`, `radix`).
+
+When a client leaves while its submission is in flight, the program is dropped (`executor.Executor.drop`): all its
+submissions that have begun fail, its branches stop, and its state is forgotten, kept or not. Their requests are
+aborted; an async tool is cancelled, one that waits for a thread never begins, and one that runs on a thread goes on
+unheard.
 """

@@ -1,6 +1,6 @@
-"""The machine of programs beside an engine: appends tokens to branches, submits requests for values, calls tools.
+"""Machine of programs on an engine: appends tokens to branches, submits requests for values, and calls tools.
 
-What instructions mean, forks included, the interpreter knows (`Interpreter`).
+Control flow, forks included, is the interpreter's (`Interpreter`).
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ from .validate import MAX_CHOICES, check_choices
 logger = logging.getLogger("bough.engine")
 
 MAX_CHOICE_TOKENS = 1 << 15
-"""Tokens of all choices of a select."""
+"""Most tokens of all choices of a select."""
 
 MAX_VALUE_LOGPROBS = 1 << 18
 """Log-probabilities of a generation's tokens, alternatives included: they go to who asked in one message."""
 
 MAX_TREE_TOKENS = 4096
-"""Tokens of a choice, and of all those in one tree, which is made in one go."""
+"""Most tokens of a choice, and of the choices in one tree, which is built without a pause."""
 
 
 class EngineMachine:
-    """`Machine` over an engine. Lives in its thread. Without `post` and `runner` there are no tools."""
+    """`Machine` on an engine, used on the engine's thread. Without `post` and `runner` there are no tools."""
 
     def __init__(
         self, engine: Engine, clock: Callable[[], float], *, post: Post | None = None, runner: ToolRunner | None = None
@@ -95,7 +95,7 @@ class EngineMachine:
             self._tools.expire()
 
     def sleep_s(self) -> float | None:
-        """Seconds until `expire` has something to do; None: there is nothing to wait for."""
+        """Returns the seconds until `expire` has something to do; None: no tool call is under way."""
         return self._tools.sleep_s() if self._tools is not None and self._tools.under_way else None
 
     def close(self) -> None:
@@ -122,8 +122,11 @@ class EngineMachine:
         append_tokens(frame.branch, text, tokens, self._tokenizer)
 
     def open_message(self, frame: Frame, role: str) -> None:
-        """After a join the template has not been asked for the messages that were appended. What follows many messages
-        is found out beside the engine."""
+        """Opens a message.
+
+        First asks the chat template for each turn that it has not been asked for, as of messages that a join appended;
+        where many messages come before, on another thread.
+        """
         content, chat = content_of(frame.branch), self._tokenizer.chat
         while (asked := next_turn(content, role, chat)) is not None:
             frame.spend(1 + asked[0].depth // MESSAGES_PER_WORK)
@@ -174,7 +177,7 @@ class EngineMachine:
         return to_info(error)
 
     def _append_tokens(self, frame: Frame, text: str, tokens: list[int]) -> None:
-        """Appends a long text, once it is encoded."""
+        """Appends a long text that was encoded on another thread."""
         self._known.keep(frame.state.namespace, text, tokens)
         append_later(frame, partial(append_tokens, frame.branch, text, tokens, self._tokenizer), self.check_length)
         frame.ended()
@@ -183,14 +186,14 @@ class EngineMachine:
 # Calls of the model
 
 MakeRequest = Callable[..., Request]
-"""Makes a request of a call, given its own fields."""
+"""Makes a request of a call from the fields that the call decides on."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """Tokens that a call appends to its branch, with their origins, and the value that it makes.
+    """The value that a call makes, and the tokens that it appends to its branch, with their origins.
 
-    First it takes the branch's last `num_taken_back` tokens away: `tokens` begin with their text.
+    num_taken_back    tokens to remove from the branch's end first: `tokens` begin with their text
     """
 
     value: Value
@@ -200,25 +203,25 @@ class Result:
 
 
 class Call(Protocol):
-    """One instruction in flight. `take` is given what its requests bring; once all have ended, `end` is called.
+    """A Gen or Select in flight. `take` gets the outputs of its requests; once all have ended, `end` is called.
 
-    healable    how many of the branch's last tokens its requests may take back and write anew (token healing)
+    healable    most tokens at the branch's end that its requests may generate again (token healing)
     """
 
     timeout_s: float | None
     healable: int
 
     def requests(self, make: MakeRequest) -> Iterator[tuple[Request, bool]]:
-        """Makes the requests. True: the prompt begins with the branch's tokens."""
+        """Yields the requests, each with True if its prompt begins with the branch's tokens."""
 
     def take_back(self, num_tokens: int) -> None:
-        """Hears that a request writes so many of the branch's last tokens anew."""
+        """Notes that a request generates the branch's last `num_tokens` tokens again."""
 
     def take(self, index: int, output: RequestOutput) -> str:
-        """Takes an event of the `index`-th request; returns text to stream."""
+        """Takes an output of the `index`-th request; returns text to stream."""
 
     def untold(self) -> tuple[TokenLogprob, ...]:
-        """Returns the log-probabilities that are to be streamed and that it has not returned before."""
+        """Returns the log-probabilities to stream that it has not returned before."""
         ...
 
     def end(self) -> Result: ...
@@ -247,7 +250,7 @@ class _Sample:
 
 
 class GenCall:
-    """A Gen: one request a sample. The branch goes on with the first, and of that alone log-probabilities are told."""
+    """A Gen: one request a sample. The branch continues with the first, the only one with log-probabilities."""
 
     def __init__(self, op: Gen, branch: Branch, tokenizer: Tokenizer) -> None:
         self.timeout_s = op.timeout_s
@@ -293,13 +296,13 @@ class GenCall:
         first = self._samples[0]
         assert first.last is not None and first.last.finish is not None
         finish, text = first.last.finish, first.text
-        # What ended it is no part of the branch. Without a stop string the text is just what the tokens say.
+        # A stop token is not part of the branch. Without a stop string, the text is that of the tokens.
         kept = first.tokens[:-1] if isinstance(finish.matched, int) else first.tokens
         skip = self._op.sampling.skip_special_tokens
         num_taken_back = self._num_taken_back
         taken_back = self._content.tokens[self._content.length - num_taken_back :]
         prefix = b"".join(self._tokenizer.pieces(taken_back))
-        if not b"".join(self._tokenizer.pieces(kept)).startswith(prefix):  # ended before it came to that
+        if not b"".join(self._tokenizer.pieces(kept)).startswith(prefix):  # ended before the prefix was complete
             num_taken_back, prefix, kept = 0, b"", []
         said = prefix.decode(errors="replace") + text
         if self._tokenizer.decode(kept, skip_special_tokens=skip) != said:
@@ -323,9 +326,11 @@ class GenCall:
 
 
 class SelectCall:
-    """A Select: its choices as one tree of tokens behind the branch, computed in one pass; or, where `max_tree` is
-    None, one scoring request a choice, all over the same prefix, which is computed once. A tree has `max_tree` tokens
-    at most, the branch included: choices that need more are several."""
+    """A Select: scores its choices as a tree of tokens after the branch, in one pass.
+
+    A tree has at most `max_tree` tokens, the branch included; more choices take several trees. Where `max_tree` is
+    None, each choice is a scoring request, all after one prefix, which is computed once.
+    """
 
     timeout_s: float | None = None
     healable = 0
@@ -338,13 +343,13 @@ class SelectCall:
         tokenizer: Tokenizer,
         max_tree: int | None = None,
     ) -> None:
-        """`choices` are the tokens of those of `op`."""
+        """`choices` are the tokens of the choices of `op`."""
         self._op = op
         self._branch = branch
         self._choices = choices
         self._tokenizer = tokenizer
         self._conditional: list[list[TokenLogprob]] = [[] for _ in self._choices]
-        # A first token has nothing before it to be conditioned on, so its unconditional log-probability is left out.
+        # The first token of a choice follows nothing, so its unconditional log-probability counts as 0.
         self._unconditional = [[TokenLogprob(tokens[0], 0.0)] for tokens in self._choices]
         self._max_tree = max_tree
         self._targets: list[list[TokenLogprob] | tuple[ChoiceTree, list[list[TokenLogprob]]]] = []
@@ -359,7 +364,7 @@ class SelectCall:
     def _scoring(
         self, make: MakeRequest, prompt: Sequence[int], found: list[list[TokenLogprob]]
     ) -> Iterator[tuple[Request, bool]]:
-        """Requests for the log-probabilities of the choices' tokens after `prompt`; they are added to `found`."""
+        """Yields requests for the log-probabilities of the choices after `prompt`; `take` adds these to `found`."""
         sampling, continues = SamplingParams(max_tokens=0, temperature=0.0), bool(prompt)
         if self._max_tree is not None:
             for tree in plant(prompt, self._choices, min(self._max_tree, len(prompt) + MAX_TREE_TOKENS)):
@@ -416,12 +421,12 @@ def _values(choices: Sequence[Sequence[TokenLogprob]]) -> list[list[float]]:
 
 @dataclass(eq=False, slots=True)
 class _Flight:
-    """A call in flight, whose requests are heard from within the engine's step.
+    """A call in flight, whose outputs come from within the engine's step.
 
-    op, run     of `frame`
-    attempts    of the branch when it began: it may have begun anew since
-    complete    all its requests are submitted
-    kept        text that has come, while deltas are not sent
+    op, run     of `frame`; `op` with the tools that it offers
+    attempts    of the branch when the call began, since the branch may restart
+    complete    all its requests have been submitted
+    kept        text that has not been sent as a delta
     num_scores  log-probabilities that have come
     """
 
@@ -454,9 +459,10 @@ class _Flight:
 
 @dataclass(eq=False, slots=True)
 class _UnfinishedCall:
-    """A call that is begun by and by, so that others have a turn: its choices are encoded, then requests submitted.
+    """A call that begins in slices: its choices are encoded, then its requests submitted.
 
-    tokens      of each choice, as far as they are encoded, and their number in all
+    tokens      of the choices encoded so far
+    num_tokens  their number in all
     requests    of `flight`, those still to be submitted
     """
 
@@ -467,7 +473,7 @@ class _UnfinishedCall:
 
 
 class ModelCalls:
-    """Makes the calls of one engine."""
+    """Starts the Gens and Selects of programs on one engine."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float], encodings: Encodings | None = None) -> None:
         self._engine = engine
@@ -477,11 +483,11 @@ class ModelCalls:
         self._max_tree = self._max_tokens if engine.takes_trees else None
 
     def begin(self, frame: Frame) -> None:
-        """Submits the requests of a call. Called again after a pause, or once a choice is encoded, it goes on.
+        """Submits the requests of a call. To be called again after a pause, or once a choice has been encoded.
 
         Raises:
-            PausedError: there are more of them.
-            BoughError: one is refused; others may run already.
+            PausedError: there are more requests to submit.
+            BoughError: one was refused; others may run already.
         """
         pending = frame.pending
         if pending.begun is None:
@@ -497,7 +503,7 @@ class ModelCalls:
         self._submit(frame, begun.flight, begun.requests)
 
     def _check(self, frame: Frame) -> None:
-        """Raises RequestError: it cannot be called."""
+        """Raises RequestError if the branch is empty, or the choices are invalid."""
         if not frame.branch.content.length:
             raise RequestError(
                 "the branch is empty: there is no text to continue; append text or a message first",
@@ -508,7 +514,7 @@ class ModelCalls:
             check_choices(frame.op.choices)
 
     def _encode_choices(self, frame: Frame, op: Select, begun: _UnfinishedCall) -> bool:
-        """Encodes the choices; false if it waits for a long one, which is encoded beside the engine."""
+        """Encodes the choices; returns False while a long one is being encoded on another thread."""
         while len(begun.tokens) < len(op.choices):
             if begun.tokens:
                 frame.pause()
@@ -525,7 +531,7 @@ class ModelCalls:
         frame.go_on()
 
     def _add_choice(self, frame: Frame, begun: _UnfinishedCall, tokens: list[int]) -> None:
-        """Raises RequestError: it does not fit behind the branch, or is one too many."""
+        """Adds an encoded choice. Raises RequestError if it does not fit after the branch, or exceeds a limit."""
         length = frame.branch.content.length
         if length + len(tokens) > self._max_tokens:
             message = f"the branch has {length} tokens and a choice {len(tokens)}, but {self._max_tokens} is the limit"
@@ -540,10 +546,10 @@ class ModelCalls:
         begun.tokens.append(tokens)
 
     def _show_tools(self, frame: Frame, offer: Offer) -> bool:
-        """Shows a generation's tools; false if it waits for them to be written, which is done beside the engine.
+        """Writes the tools that a Gen offers into the branch; returns False while another thread renders long ones.
 
         Raises:
-            RequestError: they cannot be shown there.
+            RequestError: the tools cannot be shown there.
         """
         content, tokenizer = content_of(frame.branch), self._engine.tokenizer
         functions = unshown(offer, frame.branch, frame.run.tools)
@@ -570,7 +576,7 @@ class ModelCalls:
         return False
 
     def _constrained(self, frame: Frame, op: Gen) -> Gen:
-        """Returns a generation as it is asked for. Counts the work of its constraint."""
+        """Returns a Gen with the constraint for the tools that it offers, and counts the work of its constraint."""
         if op.offer is not None:
             op = offered(op, op.offer, frame.run.tools, self._engine.tokenizer)
         frame.spend(min(spec_chars(op.grammar), MAX_SPEC_CHARS) // ENCODED_PER_WORK)
@@ -598,7 +604,7 @@ class ModelCalls:
     def _submit(self, frame: Frame, flight: _Flight, requests: Iterator[tuple[int, tuple[Request, bool]]]) -> None:
         branch, pending = frame.branch, frame.pending
         copies = branch.content.length // COPIED_PER_WORK
-        pending.unfinished = True  # so that it is gone on with, although the first requests run
+        pending.unfinished = True  # so that the interpreter continues it, although its first requests are running
         for index, (request, continues) in requests:
             listener = partial(self._hear, flight, index, continues)
             num_taken_back = self._engine.submit(request, listener, healable=flight.call.healable)
@@ -608,14 +614,14 @@ class ModelCalls:
             frame.spend(1 + copies)
             frame.pause()
         pending.unfinished, flight.complete = False, True
-        if not branch.running:  # all of them have ended meanwhile
+        if not branch.running:  # all of them have ended in the meantime
             self._end(flight, flight.call.end())
 
     def _hear(self, flight: _Flight, index: int, continues: bool, output: RequestOutput) -> None:
         run, branch = flight.run, flight.frame.branch
         if run.over:
             return
-        if output.id not in branch.running:  # it was stopped: there is no value, but what has come is not lost
+        if output.id not in branch.running:  # stopped: there is no value, but its text so far is still sent
             flight.kept.append(flight.call.take(index, output))
             if output.finish is not None:
                 run.usage += output.finish.usage
@@ -674,7 +680,7 @@ class ModelCalls:
             frame.run.listener(piece)
 
     def send_appended(self, run: Run, content: TokenContent, num_cached: int | None) -> None:
-        """Tells where appended text came from; None: it was never computed."""
+        """Resolves where appended text came from (cached, computed, or None: unused), and sends it in the trace."""
         for start, piece in content.appended:
             if piece.origins is not None:
                 continue
@@ -697,7 +703,7 @@ class ModelCalls:
         content.appended = Shared()
 
     def send_unused(self, state: State, run: Run) -> Iterator[None]:
-        """Tells, at the end of a program, of appended text that was never computed, a branch at a time."""
+        """Sends, at the end of a program, the appended text that was never computed, a branch at a time."""
         for content in (*(branch.content for branch in state.branches.values()), *state.untold):
             assert isinstance(content, TokenContent)
             self.send_appended(run, content, None)

@@ -1,4 +1,4 @@
-"""Executes programs: keeps their states, starts submissions, and tells when they are over."""
+"""Executor of programs: keeps their states, starts submissions, and reports their ends."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from .validate import OPS_PER_LOOK, SubmissionReader
 logger = logging.getLogger("bough.engine")
 
 LOOK_S = 30.0
-"""Time between two looks for states that are too old."""
+"""Time between two searches for states that are too old."""
 
 
 @dataclass(eq=False)
 class _Arrival:
-    """A submission that is being read, and put into its program's queues: `steps`, between which others have a turn.
+    """A submission that is being read and put into its program's queues.
 
-    state       of its program, of whose runs it is one from then on; None: it may still be refused
+    steps       this work as an iterator, between whose steps other programs have a turn; None: it has not begun
+    state       of its program, once the submission is accepted; None: it may still be refused
     """
 
     run: Run
@@ -41,14 +42,13 @@ class _Arrival:
 
 
 class Executor:
-    """Executes programs on `machine`, on one thread; a program's listener is called from within `run`, or when what the
-    machine has begun comes to an end.
+    """Executes programs on `machine`, on one thread, from which their listeners are called.
 
-    All programs together hold a bounded number of tokens, which keys share: see Memory.
+    All programs together hold a bounded number of tokens, of which each key has a share: see Memory.
 
-    max_states  programs that wait for another submission
-    post        has a function called on that thread before the engine's next step, or after it if called by such a
-                function; without it, programs do not make way for anything
+    max_states  most idle states, of programs that wait for another submission
+    post        schedules a function on that thread before the engine's next step, or after it if called from such a
+                function; None: programs run to their next call without pausing for the engine
     tools       those that every program may call
     """
 
@@ -76,7 +76,7 @@ class Executor:
         self._arrivals: dict[str, deque[_Arrival]] = {}  # by the program's id, in the order of their arrival
         self._closed = False
         self._look_at = -math.inf
-        self._expire_at = math.inf  # no submission's time is over before
+        self._expire_at = math.inf  # no submission has an earlier deadline
         self.num_programs = 0
 
     @property
@@ -90,14 +90,18 @@ class Executor:
         tools: Mapping[str, ToolCall] | None = None,
         key: object = None,
     ) -> None:
-        """Starts (or, with `resume`, continues) a program. `tools` go before those that every program may call. By its
-        `key`, `drop` knows this submission.
+        """Starts a program, or with `resume` continues it.
 
-        With `post` it is read when it is its tenant's turn, a long one by and by, and the listener hears of a refusal.
+        With `post` the submission is read when it is its tenant's turn, a long one in slices, and a refusal is an event
+        for the listener.
+
+        tools   take precedence over those that every program may call
+        key     identifies this submission to `drop`
 
         Raises:
-            RequestError: the program is not well-formed, or the state to continue is gone. Nothing was started.
+            RequestError: the program is invalid, or the state to continue is gone. Nothing was started.
             OverloadedError: there is no memory for it. Nothing was started.
+            EngineStoppedError: after `close`.
         """
         if self._closed:
             raise EngineStoppedError("the engine has stopped")
@@ -115,7 +119,7 @@ class Executor:
                 self._take_in(arrival)
 
     def _take_in(self, arrival: _Arrival) -> None:
-        """Goes on with a submission for a slice of time, and with those that came after it.
+        """Reads a submission for a slice of time; once all of it is read, begins to execute it.
 
         Raises:
             BoughError: it cannot be started.
@@ -153,7 +157,7 @@ class Executor:
             arrival.run.tell(Failed(error=self._machine.describe(error)))
 
     def _remove_arrivals(self, program_id: str, gone: Callable[[_Arrival], bool]) -> list[_Arrival]:
-        """Removes those that are `gone`, and returns them. Whoever is then the first is read soon."""
+        """Removes and returns the submissions that are `gone`. If another one is then first, it is read next."""
         waiting = self._arrivals.pop(program_id, None)
         if waiting is None:
             return []
@@ -168,7 +172,7 @@ class Executor:
         return removed
 
     def _start(self, arrival: _Arrival) -> Iterator[None]:
-        """Reads a submission, and puts it into the queues of its program.
+        """Reads a submission and puts it into the queues of its program; yields where other programs may have a turn.
 
         Raises:
             BoughError: it cannot be started, and nothing has changed.
@@ -194,11 +198,11 @@ class Executor:
         self._states[program.id] = state
         self._states.move_to_end(program.id)
         run.work += block.work
-        run.num_left += 1  # so that it does not end before its cancels are done
+        run.num_left += 1  # keeps it from ending before its cancels are done
         state.walk.held = True
         with self._interpreter.contained(state):
             for first in range(0, len(block.items), OPS_PER_LOOK):
-                if first:  # a short submission is begun at once
+                if first:  # a short submission is queued without a pause
                     yield
                 if run.over:
                     return
@@ -212,7 +216,7 @@ class Executor:
                 self._interpreter.cancel(state, run, state.branches[item.op.branch], item.index)
 
     def _enter(self, state: State, run: Run) -> None:
-        """Begins with a submission whose instructions are all in the queues."""
+        """Begins to execute a submission whose instructions are all in the queues."""
         state.walk.held = False
         with self._interpreter.contained(state):
             run.num_left -= 1
@@ -222,8 +226,7 @@ class Executor:
         self._trim(self._clock())
 
     def expire(self) -> None:
-        """Ends calls and programs whose time is over, and drops the idle states that are old; to be called as time
-        passes, at the latest after `sleep_s`."""
+        """Ends calls and programs whose time is over, and drops old idle states. To be called within `sleep_s`."""
         if not self._states:
             return
         self._machine.expire()
@@ -240,7 +243,7 @@ class Executor:
             self._trim(now)
 
     def sleep_s(self) -> float | None:
-        """Seconds until `expire` has something to do; None: there are no states."""
+        """Returns the seconds until `expire` has something to do; None: there are no states."""
         if not self._states:
             return None
         own_s, calls_s = max(min(self._look_at, self._expire_at) - self._clock(), 0.0), self._machine.sleep_s()
@@ -249,9 +252,9 @@ class Executor:
     def drop(self, program_id: str, key: object = None) -> None:
         """Stops a program and forgets its state, kept or not; its submissions in flight fail. Unknown ids are ignored.
 
-        This is also what happens when a client leaves (`runtime.client.streams.aiterate`), which gives the `key` of its
-        submission: unless that one is in flight, nothing happens, as the program may be somebody else's. If it is, all
-        submissions of the program that have begun end with it; those that wait to be read find its state gone.
+        With a `key`, as when a client leaves (`runtime.client.streams`), only if the submission with that key is still
+        in flight or being read: by now the id may belong to another program. Then all submissions of the program that
+        have begun end as well; those that wait to be read fail if they need its state.
         """
         self._drop(program_id, ErrorInfo(code="aborted", message="the program was dropped"), key)
 
@@ -269,7 +272,7 @@ class Executor:
             self.drop(program_id)
 
     def close(self) -> None:
-        """Fails whatever is running and forgets every state; no more is taken."""
+        """Fails all submissions and forgets every state; further ones are refused."""
         self._closed = True
         error = ErrorInfo(code="engine_dead", message="the engine has stopped")
         for program_id in [*self._states, *self._arrivals]:
@@ -298,7 +301,8 @@ class Executor:
         state.account.close()
 
     def _trim(self, now: float) -> None:
-        """Drops idle states that are old; while there are too many, the least recently used of who has the most."""
+        """Drops idle states that are too old, then, while there are more than `max_states`, the least recently used one
+        of the tenant with the most; frees memory if it is full."""
         idle = self._idle()
         while idle and now - idle[0].used >= self._machine.budget.life_s:
             self._forget(idle.pop(0))
@@ -307,8 +311,8 @@ class Executor:
             self._make_room("")
 
     def _make_room(self, tenant: str) -> None:
-        """Drops idle states, the least recently used first: a tenant's own while it has more than its share, then those
-        of who holds the most while there is no room for anybody."""
+        """Drops idle states, least recently used first: those of `tenant` while it has more than its share, then, while
+        the memory is full, those of the tenant that holds the most tokens in idle states."""
         idle = self._idle()
         own = iter([state for state in idle if tenant and state.account.tenant == tenant])
         while self._memory.over(tenant) and (dropped := next(own, None)) is not None:
@@ -317,7 +321,7 @@ class Executor:
         self._drop_of_largest(idle, lambda state: state.account.num_held, lambda: self._memory.full)
 
     def _drop_of_largest(self, idle: list[State], size: Callable[[State], int], too_many: Callable[[], bool]) -> None:
-        """While there are `too_many`, drops the least recently used of the idle states of the tenant that has most."""
+        """While there are `too_many`, drops the least recently used idle state of the tenant with the largest ones."""
         if not too_many():
             return
         had: Counter[str] = Counter()
@@ -335,7 +339,7 @@ class Executor:
         return [state for state in self._states.values() if not state.in_flight and state.id not in self._arrivals]
 
     def _finish(self, state: State, run: Run) -> None:
-        """A submission has done all its instructions: its end is told, that of a large program by and by."""
+        """Ends a submission whose instructions are all done, and reports it, for a large program in slices."""
         run.over = True
         state.used = self._clock()
         self._states.move_to_end(state.id)  # the least recently used comes first
@@ -360,7 +364,7 @@ class Executor:
         self._interpreter.later(state.namespace, go_on)
 
     def _tell_end(self, state: State, run: Run, elapsed_s: float) -> Iterator[None]:
-        """Tells of the end of a submission, a branch at a time, and forgets a program that nothing follows."""
+        """Reports the end of a submission, a branch at a time, and forgets a program that is not kept."""
         texts: dict[int, str] = {}
         num_tokens: dict[int, int] = {}
         num_chars = 0
@@ -379,19 +383,19 @@ class Executor:
         if not state.kept and not state.in_flight:
             self._forget(state)
         elif not any(branch.origin.given for branch in state.branches.values()):
-            state.account.add(-run.num_tokens)  # nobody will need its instructions again
+            state.account.add(-run.num_tokens)  # no branch that restarts needs its instructions again
         run.tell(
             Done(usage=run.usage, requests=run.num_requests, texts=texts, num_tokens=num_tokens, elapsed_s=elapsed_s)
         )
 
     def _fail(self, state: State, step: Step | None, branch_id: int, info: ErrorInfo) -> None:
-        """The program has failed: all its branches stop, every submission in flight hears why."""
+        """Fails a program: stops all its branches and reports the error to every submission in flight."""
         self._states.pop(state.id, None)
         state.account.close()
         runs, state.in_flight = state.in_flight, []
         try:
             self._interpreter.stop(list(state.branches.values()))
-        finally:  # whatever becomes of the engine, who waits is told
+        finally:  # even if the engine fails here, the listeners get the end
             for run in runs:
                 run.over = True
                 index = step.index if step is not None and run is step.run else None

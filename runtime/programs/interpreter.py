@@ -1,6 +1,7 @@
-"""Interpreter of programs: does what can be done now in all branches, until each waits for something.
+"""Interpreter of programs: executes instructions in all branches until each branch waits for something.
 
-The meaning of each instruction is written here, and only here. A machine makes the texts and values.
+It alone defines the control flow: the order of instructions, branches, conditions, loops, references and failures. How
+text, values and tool calls come about is the machine's (`machine.Machine`).
 """
 
 from __future__ import annotations
@@ -60,22 +61,23 @@ from .validate import Block
 logger = logging.getLogger("bough.engine")
 
 Entered = tuple[Block, Step | None] | None
-"""The block that an instruction enters, and what comes after it in a loop."""
+"""The block that an instruction enters, and the step that follows it in a loop."""
 
 Post = Callable[[Callable[[], None]], None]
-"""Has a function called on the interpreter's thread, soon."""
+"""Schedules a function on the interpreter's thread."""
 
 
 class Interpreter:
-    """Carries out programs on `machine`, on one thread. Branches take turns, each as far as it gets: always in the same
-    order where the machine's values come in the same order.
+    """Executes programs on `machine`, on one thread. Branches take turns, each until it has to wait; the order is
+    deterministic if the machine's values come in a fixed order.
 
-    With `post` they go on in turns only, one before each step of the engine, in which all of them together have a slice
-    of time; tenants take turns within it. Nothing is done for them while the engine tells what a step has brought.
+    With `post`, programs run only in a slice of time before each step of the engine, which they share, by tenants in
+    turn; nothing runs while the engine sends the outputs of a step.
 
-    finished, failed    hear of submissions that are done, and of programs that are over
-    post                has a function called before the engine's next step, or after it if called by such a function;
-                        without it, programs do not make way for anything
+    finished    called with a submission whose instructions are done
+    failed      called with a program that has failed, and the step, branch and error
+    post        schedules a function before the engine's next step, or after it if called from such a function; None:
+                programs run without pausing for the engine
     """
 
     def __init__(
@@ -99,10 +101,10 @@ class Interpreter:
         self._posted = self._in_turn = False
 
     def walk(self, state: State) -> None:
-        """Goes on in all branches. A program in which each waits for another fails.
+        """Executes all branches as far as possible. A program whose branches all wait for each other fails.
 
-        After so much work or time the engine makes a step first. Called from within a walk, it only says that there is
-        more to look at.
+        With `post` this pauses at the end of the slice, or is left to the next turn. Called from within a walk, it only
+        marks that there is more to do.
         """
         state.walk.stirred, state.walk.certain = True, False
         if state.walk.active or state.walk.held:
@@ -113,19 +115,19 @@ class Interpreter:
             self._go_on_later(state)
 
     def cancel(self, state: State, run: Run, branch: Branch, index: int) -> None:
-        """Ends a branch and those forked from it."""
+        """Cancels a branch and those forked from it."""
         if branch.failure is None:
             info = ErrorInfo(code=CANCELLED, message=f"branch {branch.id} was cancelled")
             self._end(state, alive(state, branch), info, run, index)
 
     def stop(self, branches: list[Branch]) -> None:
-        """Cancels what branches wait for."""
+        """Cancels the requests and calls that branches wait for."""
         for branch in branches:
             running, branch.running = branch.running, set()
             for call_id in running:
                 self._machine.cancel(call_id)
 
-    # Outcome of instructions that took their time
+    # Ends of instructions that waited for a call
 
     def ended(self, frame: Frame) -> None:
         with self.contained(frame.state):
@@ -139,7 +141,7 @@ class Interpreter:
 
     @contextmanager
     def contained(self, state: State) -> Iterator[None]:
-        """Ends the program if there is an exception, which is a bug: no other is concerned."""
+        """Fails only this program on an unexpected exception, which is a bug."""
         try:
             yield
         except Exception:
@@ -153,7 +155,7 @@ class Interpreter:
     # Walking
 
     def _go_on(self, state: State) -> None:
-        """Walks for a slice of time; what can be done after that is done after the engine's next step."""
+        """Walks for a slice of time, then leaves the rest for after the engine's next step."""
         if self._post is not None:
             self._slice = Slice(state.work + MAX_SLICE_WORK, time.monotonic() + MAX_SLICE_S)
         state.walk.active = True
@@ -171,7 +173,7 @@ class Interpreter:
                     return
                 if state.walk.certain:
                     self._fail_stuck(state)
-                else:  # what was found before may be gone
+                else:  # before that, try everything once more from its beginning: known results may be out of date
                     state.walk.certain = True
                     for branch in state.branches.values():
                         branch.pending = None
@@ -190,7 +192,7 @@ class Interpreter:
                 self._go_on(state)
 
     def later(self, namespace: str, work: Callable[[], None]) -> None:
-        """Has `work`, a slice of time at most, done when it is its tenant's turn."""
+        """Schedules `work`, which takes a slice of time at most, for its tenant's turn; without `post`, does it now."""
         if self._post is None:
             work()
             return
@@ -203,7 +205,7 @@ class Interpreter:
             post(partial(self._take_turn, post))
 
     def _take_turn(self, post: Post) -> None:
-        """Programs go on, each for a slice: the first in any case, others as long as there is time."""
+        """Runs scheduled work until the slice is over, but one piece in any case."""
         self._posted, self._in_turn = False, True
         began = before = time.monotonic()
         try:
@@ -223,7 +225,7 @@ class Interpreter:
                 self._post_turn(post)
 
     def check_time(self, state: State) -> None:
-        """Ends a program whose time is over while it calls nobody, who would notice."""
+        """Fails a program whose deadline has passed; without a call in flight, nothing else would notice."""
         for run in list(state.runs):
             try:
                 run.time_left(self._clock())
@@ -232,7 +234,7 @@ class Interpreter:
                     self._failed(state, None, 0, self._machine.describe(error))
 
     def _fail_stuck(self, state: State) -> None:
-        """Each of the branches waits for another: an isolated one fails if there is one, else the program does."""
+        """Resolves a deadlock of all branches: fails an isolated one if there is one, else the program."""
         stuck, found = [b for b in state.branches.values() if b.ready], within_isolated(state)
         branch = next((each for each in stuck if each.id in found), stuck[0])
         step = branch.queue[0]
@@ -241,7 +243,7 @@ class Interpreter:
         self._fail(state, branch, step, ErrorInfo(code="invalid_program", message=message, param="ops"))
 
     def _attempts(self, state: State) -> Iterator[None]:
-        """Tries the branches in turn until none can go on; after each attempt the caller may pause."""
+        """Tries the branches in turn until none can go on; yields after each attempt, so that the caller may pause."""
         walk = state.walk
         walk.stirred = True
         while walk.stirred and state.runs:
@@ -256,7 +258,7 @@ class Interpreter:
                     yield
 
     def _advance(self, state: State, branch: Branch) -> bool:
-        """Does a branch's next instruction; False if it has to wait, or has ended its branch."""
+        """Executes a branch's next instruction; returns False if it has to wait, or has cancelled its own branch."""
         step = branch.queue[0]
         if isinstance(step, Barrier):
             step.reach(branch)
@@ -299,14 +301,14 @@ class Interpreter:
         return True
 
     def _count_added(self, frame: Frame, num_before: int) -> None:
-        """Counts what an instruction has appended behind the first `num_before` tokens."""
+        """Counts what an instruction has appended after the first `num_before` tokens."""
         num_added = frame.branch.content.length - num_before
         if num_added:
             frame.state.add_tokens(num_added, frame.branch)
             self._machine.check_length(frame.branch)
 
     def _waits(self, state: State, branch: Branch, pending: Pending) -> bool:
-        """Returns true if the branch's next instruction still lacks something that it was found to lack."""
+        """True if the branch's next instruction still lacks one of the values that it lacked when it was tried."""
         state.walk.num_looked += LOOKS_PER_RETRY
         while pending.lacks:
             if lacks(pending.lacks[-1], branch, state.branches):
@@ -315,7 +317,7 @@ class Interpreter:
         return False
 
     def _done(self, frame: Frame, entered: Entered) -> None:
-        """Goes on with an instruction's block or the next one, and ends the submission if it was its last."""
+        """Completes an instruction: queues the block it enters, and ends the submission if it was the last one."""
         state, branch, run = frame.state, frame.branch, frame.run
         branch.queue.popleft()
         branch.pending = None
@@ -331,7 +333,7 @@ class Interpreter:
     # Ends
 
     def _fail(self, state: State, branch: Branch, step: Step, info: ErrorInfo) -> None:
-        """An instruction has failed: ends the isolated branch around it, or has it begin anew, or ends the program."""
+        """Handles a failed instruction: restarts the isolated branch around it, or ends it, or fails the program."""
         run, root = step.run, isolated(state, branch)
         if root is None or run.must_end(self._clock()):
             self._failed(state, step, branch.id, info)
@@ -379,11 +381,11 @@ class Interpreter:
     # Instructions
 
     def _do(self, frame: Frame) -> Entered:
-        """Does one instruction, or begins to; returns the block that it enters.
+        """Executes one instruction, or starts it; returns the block that it enters.
 
         Raises:
-            NotYetError: it has to wait.
-            PausedError: the slice is over, it has to go on.
+            NotYetError: it has to wait for a value or a join.
+            PausedError: the slice is over; it continues in the next one.
             BoughError: it has failed.
         """
         match frame.op:
@@ -445,10 +447,10 @@ class Interpreter:
         self._machine.use(frame, texts)
 
     def _fork(self, frame: Frame, op: Fork) -> None:
-        """Starts the children on the parent's tokens, which they share with it.
+        """Starts the children with the parent's tokens, which they share.
 
-        That their requests share the prefix's pages is decided where they are admitted, as for
-        any requests with equal tokens: `Scheduler._awaits_prefix`, `PrefixCache.open`.
+        Their requests share the prefix's pages when they are admitted, as any requests with equal tokens do:
+        `Scheduler._awaits_prefix`, `PrefixCache.open`.
         """
         state, branch = frame.state, frame.branch
         pending, size = branch.pending_of(frame.step), branch.content.size
@@ -465,7 +467,7 @@ class Interpreter:
                 continue
             state.add_tokens(size, child, shared=True)
             child.start_from(branch)
-            state.branches[number] = state.branches.pop(number)  # branches take turns in the order of their beginnings
+            state.branches[number] = state.branches.pop(number)  # branches take turns in the order in which they start
             state.walk.stirred = True
             if child.origin.retries:
                 members = subtree(state, child)
@@ -548,13 +550,13 @@ class Interpreter:
 
 
 def look_up(ref: Ref, reader: Branch, branches: Mapping[int, Branch]) -> str:
-    """Returns the value that `ref` means in an instruction of `reader`: the last one of that name.
+    """Returns the value that `ref` has for an instruction of `reader`: the latest one of that name.
 
-    A reader in the loop finds what has been made last there; one that is not waits until the loop is over.
+    If a loop makes the value, readers inside it get the latest one; those outside wait until the loop is over.
 
     Raises:
-        NotYetError: it is still to come.
-        EngineError: its branch has ended early.
+        NotYetError: the value is still to come.
+        EngineError: its branch has failed or was cancelled.
         RequestError: it will never come.
     """
     source = branches.get(ref.branch)
@@ -572,10 +574,10 @@ def look_up(ref: Ref, reader: Branch, branches: Mapping[int, Branch]) -> str:
 
 
 def count(name: Times, reader: Branch, branches: Mapping[int, Branch]) -> int:
-    """Counts the values of a name.
+    """Returns how many values of a name a branch has made.
 
     Raises:
-        NotYetError: there may be more.
+        NotYetError: another branch may still make more.
     """
     source = branches.get(name.branch)
     if source is None or source.origin.scope == NEVER:
@@ -586,7 +588,7 @@ def count(name: Times, reader: Branch, branches: Mapping[int, Branch]) -> int:
 
 
 def lacks(of: Ref | Times, reader: Branch, branches: Mapping[int, Branch]) -> bool:
-    """Returns true if an instruction of `reader` that needs `of` still has to wait for it."""
+    """True if an instruction of `reader` that needs `of` still has to wait for it."""
     try:
         look_up(of, reader, branches) if isinstance(of, Ref) else count(of, reader, branches)
     except NotYetError:
@@ -599,10 +601,11 @@ def lacks(of: Ref | Times, reader: Branch, branches: Mapping[int, Branch]) -> bo
 def write(
     parts: tuple[Part, ...], reader: Branch, branches: Mapping[int, Branch], *, max_length: float = math.inf
 ) -> str:
-    """Returns the text of `parts`.
+    """Returns the text of `parts`, with references replaced by their values.
 
     Raises:
-        NotYetError, EngineError, RequestError: as `look_up`; or more than `max_length` characters in all.
+        NotYetError: a value is still to come; the error names all that are.
+        EngineError, RequestError: see `look_up`; or the text has more than `max_length` characters.
     """
     texts: list[str] = []
     room = max_length
@@ -622,10 +625,10 @@ def write(
 
 
 class ConditionValues:
-    """Values that a condition asks for, in the instruction `frame`.
+    """Values, counts and comparisons for a condition of the instruction `frame`, which is charged for the work.
 
-    Whether a text contains another or matches a pattern is kept with what is pending, and not found out again. Both go
-    on until the time `until` and as long as the frame, which pays for them, need not pause.
+    The results of searches and pattern matches are kept in `Pending`, so that an instruction that is tried again does
+    not repeat them. A match pauses at the time `until`, and any but the first comparison where the frame has to pause.
     """
 
     def __init__(self, patterns: PatternCache, frame: Frame, *, until: float) -> None:
@@ -640,7 +643,7 @@ class ConditionValues:
 
     @property
     def work(self) -> int:
-        """Units of work of what was asked for so far."""
+        """Units of work for the values and counts read so far."""
         return self._num_asked // PARTS_PER_WORK + self._num_compared // COPIED_PER_WORK
 
     def text(self, ref: Ref) -> str:
@@ -657,7 +660,7 @@ class ConditionValues:
         return count(name, self._frame.branch, self._frame.state.branches)
 
     def contains(self, text: str, part: str) -> bool:
-        """Looks for a part of a text. Raises PausedError: the outcome is not known yet."""
+        """True if `text` contains `part`. Raises PausedError if the slice is over before the search."""
         found = self._pending.found.get((text, part))
         if found is None:
             self._begin()
@@ -666,13 +669,13 @@ class ConditionValues:
         return found
 
     def _begin(self) -> None:
-        """Makes way before each comparison but the first, so that there is progress in any case."""
+        """Pauses before each comparison but the first, so that each slice makes progress."""
         if self._num_begun:
             self._frame.pause()
         self._num_begun += 1
 
     def matches(self, pattern: str, text: str) -> bool:
-        """Compares a text with a pattern. Raises PausedError: the outcome is not known yet."""
+        """True if `text` matches `pattern`. Raises PausedError if the slice is over before that is known."""
         matching = self._pending.matches.get((pattern, text))
         if matching is None:
             self._begin()
@@ -681,7 +684,7 @@ class ConditionValues:
             self._pending.matches[pattern, text] = matching
         found = matching.done_by(self._until)
         if found is None:
-            if matching.release is None:  # it holds its pattern until it is over, or given up
+            if matching.release is None:  # counted as memory until the match is done or given up
                 hold = self._frame.state.account.add
                 hold(MATCHING_TOKENS)
                 matching.release = weakref.finalize(matching, hold, -MATCHING_TOKENS)
@@ -692,4 +695,4 @@ class ConditionValues:
 
 
 class PausedError(Exception):
-    """An instruction has more to do than the program's slice of time holds: it goes on in the next one."""
+    """Raised by an instruction that does not fit into the program's slice of time and continues in the next one."""

@@ -29,7 +29,7 @@ CallKind = Literal["text", "tool"]
 
 
 class CallId(NamedTuple):
-    """Id of what a branch waits for besides requests: a text that is encoded, or a tool."""
+    """Id of a call, other than a request, that a branch waits for: the encoding of a text, or a tool."""
 
     kind: CallKind
     id: str
@@ -40,7 +40,7 @@ class CallId(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Failure:
-    """The reason why the branch `branch`, and with it those forked from it, has ended early."""
+    """Error that ended the branch `branch`, and with it those forked from it."""
 
     branch: int
     error: ErrorInfo
@@ -51,11 +51,12 @@ class Run:
     """A submission in flight, with its listener.
 
     max_work    units of work that it may take
-    num_tokens  what its instructions take in memory
+    num_tokens  memory of its instructions, counted as tokens
     num_left    instructions that are still to be done
+    over        it has ended: nothing more is done for it
     begun       a first token has come
-    told        failures of branches that the listener has heard of
-    key         by which its sender knows it; None: it has none
+    told        failures of branches that have been sent to the listener
+    key         by which its sender identifies it; None: it has none
     """
 
     program: Program
@@ -86,7 +87,7 @@ class Run:
         """Counts work that is done for the submission.
 
         Raises:
-            EngineError: it is too much.
+            EngineError: the submission exceeds `max_work`.
         """
         self.work += work
         if self.exhausted:
@@ -94,7 +95,7 @@ class Run:
             raise EngineError(message, code="program_too_long", param="ops")
 
     def time_left(self, now: float, limit_s: float | None = None) -> float | None:
-        """Seconds that are left for a call: its own limit, and what the program has left of its.
+        """Returns the seconds left for a call: the smaller of its own limit and the program's rest; None: no limit.
 
         Raises:
             EngineError: the program's time is over.
@@ -106,18 +107,18 @@ class Run:
         return min((seconds for seconds in (left, limit_s) if seconds is not None), default=None)
 
     def must_end(self, now: float) -> bool:
-        """Returns true once all time or work is spent: no branch can go on, or begin anew."""
+        """True once all time or work is spent, so that no branch can go on or restart."""
         return self.exhausted or now >= self.deadline
 
     def tell(self, event: ProgramEvent) -> None:
-        """Sends an event; a listener that fails is no concern of others."""
+        """Sends an event. An error of the listener is logged, so that it does not affect other programs."""
         try:
             self.listener(event)
         except Exception:
             logger.exception("the listener of program %s failed", self.program.id)
 
     def tell_failure(self, failure: Failure, index: int | None = None) -> None:
-        """Sends, once, that a branch has ended early."""
+        """Sends the failure of a branch, once."""
         if failure not in self.told:
             self.told.add(failure)
             self.tell(BranchFailed(branch=failure.branch, error=failure.error, index=index))
@@ -128,13 +129,14 @@ class Run:
 
 @dataclass(eq=False, slots=True)
 class Barrier:
-    """Stands in a child's queue for a Join: passed means that everything before it is done, or never will be.
+    """Marks a Join in a child's queue; `passed` once everything before it is done, or never will be.
 
-    It keeps where the child stood then, since a child may go on while its joiner is busy.
+    It records where the child stood then, since the child may go on while its joiner is busy.
 
     joiner      the branch of the Join
-    failed      the child ended before it came here
-    place       how far the child's content went, and `num_values` its values
+    failed      the child ended before it reached the barrier
+    place       end of the child's content at the barrier
+    num_values  number of values that it had made by then
     """
 
     joiner: int = 0
@@ -155,11 +157,11 @@ Barriers = Mapping[tuple[int, int], Barrier]
 
 @dataclass(eq=False, slots=True)
 class Step:
-    """An instruction in a branch's queue, with its place in the submission that brought it.
+    """An instruction in a branch's queue, with its place in the submission that it came with.
 
     barriers    of a Join, and of the joins in the blocks of a When or Repeat whose children are older than the block
-    turns       number of times that the body of a Repeat has been done
-    known       the place is one that the sender can name (False: an earlier submission brought it)
+    turns       number of turns of a Repeat that were done before this step
+    known       the index belongs to the submission in flight (False: to an earlier one), so it can be reported
     """
 
     run: Run
@@ -175,15 +177,16 @@ class Step:
 
 @dataclass(eq=False, slots=True)
 class Pending:
-    """An instruction that was tried and has to be tried again, with what is known of it.
+    """Progress of an instruction that was tried and has to be tried again.
 
-    lacks       values that it waits for: until all of them have come, nothing else is looked at
-    num_done    children that it has forked, or found at their join, or values that it has told of
-    num_appended    children of which a join has appended what they had
-    matches     of patterns with texts, under way or done
-    found       whether a text contains another, by both
-    holds       its condition, once decided
-    begun       what is done already of a call; `unfinished`: it is gone on with, although the branch waits for a part
+    lacks       values that it waits for; it is not tried again before each has come, or never will
+    num_done    children that it has forked, or found at their join, or values that it has reported as skipped
+    num_appended    children whose content a join has appended
+    matches     pattern matches under way or done, by (pattern, text)
+    found       results of searches, by (text, part)
+    holds       outcome of its condition, once decided
+    begun       state of a call that is begun in several slices
+    unfinished  such a call continues, although the branch already waits for parts of it
     """
 
     step: Step
@@ -201,7 +204,7 @@ class Pending:
 
 
 class Values(Mapping[str, str]):
-    """The last value of each name in a branch. Values from before a fork are shared with it, and never copied."""
+    """The latest value of each name in a branch. Values from before a fork are shared, not copied."""
 
     __slots__ = ("_before", "_given", "_log", "_own", "made")
 
@@ -211,7 +214,7 @@ class Values(Mapping[str, str]):
         self._own: dict[str, str] = {}
         self._log: list[tuple[str, str]] = []
         self.made: Counter[str] = Counter()
-        """Number of values of each name that were made here, those taken over at a join not among them."""
+        """Number of values of each name that were made here, without those adopted at a join."""
 
     def keep(self, name: str, text: str) -> None:
         self._own[name] = text
@@ -219,26 +222,26 @@ class Values(Mapping[str, str]):
 
     @property
     def num_to_merge(self) -> int:
-        """The names that the next fork has to put together."""
+        """Number of names that the next fork has to merge."""
         return len(self._before) + len(self._own) if self._own else 0
 
     def fork(self) -> Values:
-        """Returns what a branch begins with that is forked here."""
+        """Returns the values with which a branch that is forked here begins."""
         if self._own:
             self._before, self._own = {**self._before, **self._own}, {}
         return Values(self._before)
 
     def anew(self) -> Values:
-        """Returns what there was at the fork."""
+        """Returns the values that there were at the fork."""
         return Values(self._given)
 
     @property
     def num_made(self) -> int:
-        """A place in the order in which values were made, for `adopt`."""
+        """Number of values kept so far: a position for `adopt`."""
         return len(self._log)
 
     def adopt(self, child: Values, num_made: int) -> None:
-        """Takes over what `child` had once it had made `num_made` values, of names that are not there."""
+        """Adds the values that `child` had when it had made `num_made`, under names that are not here yet."""
         given: Mapping[str, str] = {} if child._given is self._before else child._given
         for name, text in {**given, **dict(child._log[:num_made])}.items():
             if name not in self:
@@ -246,7 +249,7 @@ class Values(Mapping[str, str]):
 
     @property
     def size(self) -> int:
-        """About how many entries a fork or a join looks at."""
+        """Approximate number of entries that a join reads."""
         return len(self._given) + len(self._log)
 
     def __getitem__(self, name: str) -> str:
@@ -263,55 +266,55 @@ class Values(Mapping[str, str]):
 
 
 class Content(Protocol):
-    """Text and messages that a branch has appended, in the form that its machine needs.
+    """Text and messages of a branch, in the form that its machine needs.
 
-    Only ever grows, but for `restart`. Contents of different machines never meet.
+    It only grows, except by `restart`. Contents of different machines are never combined.
     """
 
     @property
     def size(self) -> int:
-        """About how many tokens it has, those included that it shares with others."""
+        """Approximate number of tokens for the memory account, with those shared with other contents."""
 
     @property
     def length(self) -> int:
-        """Tokens so far."""
+        """Number of tokens so far."""
 
     @property
     def num_pieces(self) -> int:
-        """Entries that `adopt` looks at one by one."""
+        """Number of entries that `adopt` goes through."""
 
     @property
     def text(self) -> str: ...
 
     def fork(self) -> Self:
-        """Returns a copy, which counts as forked here."""
+        """Returns the content of a branch that is forked here."""
 
     def restart(self) -> None:
-        """Goes back to where it was forked."""
+        """Drops all that was appended since the fork."""
 
     def place(self) -> Any:
-        """Returns where it stands now, for `adopt`."""
+        """Returns its current end, for `adopt`."""
 
     def adopt(self, child: Self, place: Any) -> None:
-        """Appends what `child` has appended from its fork up to `place`."""
+        """Appends what `child` had appended between its fork and `place`."""
 
     def untold(self) -> Self | None:
-        """Returns what the trace has not told yet of what was appended since the fork; None if there is nothing."""
+        """Returns what was appended since the fork and not yet sent in the trace; None if there is nothing."""
 
 
 @dataclass(eq=False, slots=True)
 class Origin:
-    """Fork of a branch, and what it takes to begin the branch anew.
+    """Fork of a branch, and all that is needed to restart the branch.
 
     parent      the branch that forks it
-    scope       the block that it belongs to: instructions elsewhere cannot be for it
-    isolated, retries   as its Fork says
-    attempts    of all that it descends from, itself last
-    turns       those of it and of the branches that it forks, by branch, as they were at the fork
-    num_loops   that it was in at the fork
-    given       everything that was put into its queue, kept if it may have to be done again
-    shared      tokens that are counted as its own, but are its parent's
-    apart       there are none: it has had to copy them, to change them
+    scope       the block that it belongs to, outside of which no instruction may name it; or NEVER, or NOT_YET
+    isolated, retries   see Fork
+    attempts    numbers of restarts of the branches that it descends from, its own last
+    turns       `Branch.turns` of it and of the branches forked from it, by branch, at the fork
+    num_loops   number of loops that it was in at the fork
+    given       all that was put into its queue, kept if it may have to restart
+    shared      tokens that are counted as its own, but stored with its parent
+    apart       true once it has copied these, to change them
     """
 
     parent: int | None = None
@@ -330,14 +333,15 @@ class Origin:
 class Branch:
     """State of one branch. It is `started` once its parent has forked it.
 
-    pending     what is known of the next instruction, if it was tried
-    running     ids of the requests and tool calls that it waits for
-    turns       number of values of each name that it has made, also before a loop forked it anew
+    pending     progress of the next instruction, if it was tried
+    running     ids of the requests and other calls that it waits for
+    turns       number of values of each name that it has made, also before a loop forked it again
     inside      the loops that it is in, outermost first
-    looping     of each name the loops, not over yet, that make values of it: the last one is still to come
+    looping     for each name, the unfinished loops that make values of it, so that its final value is still to come
+    num_ops     instructions done
     children    the branches that it forks
-    failure     it has ended early
-    counted     tokens of it that the program's bound counts
+    failure     the error that ended it early
+    counted     tokens of it that count towards the program's limit
     """
 
     id: int
@@ -358,7 +362,7 @@ class Branch:
 
     @property
     def settled(self) -> bool:
-        """Nothing more comes from what it was given."""
+        """True if it has done all its instructions, or has ended early."""
         return self.failure is not None or (self.started and not self.queue and not self.running)
 
     @property
@@ -368,7 +372,7 @@ class Branch:
         return not self.running or (self.pending is not None and self.pending.unfinished)
 
     def pending_of(self, step: Step) -> Pending:
-        """Returns what is known of `step`, its next instruction."""
+        """Returns the progress of `step`, its next instruction."""
         if self.pending is None or self.pending.step is not step:
             self.pending = Pending(step)
         return self.pending
@@ -380,7 +384,7 @@ class Branch:
         self.turns[name] += 1
 
     def start_from(self, parent: Branch) -> None:
-        """Begins where `parent` stands: with its tokens, whose pages the cache finds again (`Interpreter._fork`)."""
+        """Starts at the parent's end, with its tokens, whose pages the cache finds (`Interpreter._fork`)."""
         self.started = True
         self.content, self.values = parent.content.fork(), parent.values.fork()
         self.pending = None
@@ -390,7 +394,7 @@ class Branch:
         origin.attempts = (*parent.origin.attempts, before[-1] if before else 0)
 
     def start_anew(self) -> None:
-        """Goes back to where it was forked."""
+        """Restarts where it was forked."""
         self.content.restart()
         self.values, self.pending = self.values.anew(), None
         *before, last = self.origin.attempts
@@ -398,7 +402,7 @@ class Branch:
         self.origin.attempts = (*before, last + 1)
 
     def adopt(self, child: Branch, barrier: Barrier) -> None:
-        """Appends what `child` has appended from its fork up to `barrier`."""
+        """Appends what `child` had appended between its fork and `barrier`, and adds its values."""
         self.content.adopt(child.content, barrier.place)
         self.values.adopt(child.values, barrier.num_values)
 
@@ -410,12 +414,13 @@ class Branch:
 class Walk:
     """Progress of the interpreter through a program's branches.
 
-    attempts    the walk that is under way, an attempt at an instruction at a time
-    active      an attempt is being made; `posted`: the walk will be gone on with
-    stirred     something has happened to branches other than the one that was looked at
-    certain     nothing has happened since all that waits was tried from its beginning
-    held        a submission is being put into the queues: nothing is looked at until all of it is there
-    num_looked  branches that were looked at and not counted as work yet
+    attempts    the walk under way, which yields after each attempt at an instruction
+    active      an attempt is being made
+    posted      the walk is scheduled to continue
+    stirred     something has changed that may let a branch go on
+    certain     all instructions have been tried from their beginning since the last change
+    held        a submission is being put into the queues: no branch is tried until all of it is there
+    num_looked  branches and values that were examined and not yet counted as work
     """
 
     attempts: Iterator[None] | None = None
@@ -429,12 +434,15 @@ class Walk:
 
 @dataclass(eq=False)
 class State:
-    """A program's state between and during submissions. `kept`: it outlives those that are in flight.
+    """A program's state during and between submissions.
 
-    blank       the content of a branch that has not begun
-    in_flight   submissions whose listeners have not heard their end
-    account     what it holds of everybody's memory
-    untold      contents of branches that began anew, of which the trace has not told yet
+    born        time at which the program began
+    blank       content of a branch that has not started
+    in_flight   submissions whose end has not been sent
+    used        time at which a submission last began or ended
+    kept        it outlives the submissions in flight
+    account     its tokens in the memory of all programs
+    untold      contents of restarted branches that have not been sent in the trace
     """
 
     id: str
@@ -459,14 +467,14 @@ class State:
 
     @property
     def runs(self) -> list[Run]:
-        """Submissions that have something to do."""
+        """Submissions that have instructions left."""
         return [run for run in self.in_flight if not run.over]
 
     def spend(self, run: Run, work: int) -> None:
-        """Counts work that is done for `run`, also for the slice of time that the program has.
+        """Counts work that is done for `run`, and for the program's slice of time.
 
         Raises:
-            EngineError: it is too much.
+            EngineError: the submission exceeds its limit.
         """
         self.work += work
         run.spend(work)
@@ -477,17 +485,17 @@ class State:
         return f"{self.id}/{number}"
 
     def new_call(self, kind: CallKind) -> CallId:
-        """Returns an id for another call of the program: no program's request has it."""
+        """Returns an id for a call of the program that is no request."""
         return CallId(kind, self.new_id())
 
     def add_tokens(self, count: int, branch: Branch, *, shared: bool = False) -> None:
-        """Counts tokens that a program has put into a branch; an instruction of a few bytes can ask for very many.
+        """Counts tokens added to a branch; an instruction of a few bytes can add very many.
 
-        They are forgotten with the branch. Those that are `shared` with another branch take no memory.
+        They are taken off with the branch. Those that are `shared` with another branch take no memory.
 
         Raises:
-            RequestError: there are too many.
-            OverloadedError: there is no room for them.
+            RequestError: the program exceeds its limit.
+            OverloadedError: the memory of all programs has no room for them.
         """
         branch.counted += count
         if shared:
@@ -504,25 +512,25 @@ class State:
         self.add_tokens(count * VALUE_TOKENS, branch)
 
     def count(self, count: int) -> None:
-        """Counts tokens that it holds, or no longer holds."""
+        """Adds `count` tokens, which may be negative, to the program's total and its memory account."""
         self.num_tokens += count
         self.account.add(count)
 
     def recount(self, branch: Branch) -> None:
-        """Counts a branch again that has gone back to where it was forked."""
+        """Counts a branch again after it was restarted at its fork."""
         branch.counted = branch.origin.shared = branch.content.size
         self.num_tokens += branch.counted
         if branch.origin.apart:
             self.unshare(branch)
 
     def unshare(self, branch: Branch) -> None:
-        """Counts as a branch's own what it has had to copy to change it."""
+        """Counts a branch's shared tokens as its own, since it has copied them to change them."""
         branch.origin.apart = True
         self.account.add(branch.origin.shared)
         branch.origin.shared = 0
 
     def forget(self, branch: Branch) -> None:
-        """Takes off the count what a branch will lose. What the trace has still to tell of it stays, and counts."""
+        """Takes off the tokens of a branch that is about to be reset. Those not yet sent in the trace stay counted."""
         self.count(branch.origin.shared - branch.counted)
         self.num_tokens -= branch.origin.shared
         branch.counted = branch.origin.shared = 0
@@ -533,7 +541,7 @@ class State:
 
 @dataclass(frozen=True)
 class Slice:
-    """Bound of how far a program may go before the engine makes a step: in work, and in seconds by `time.monotonic`."""
+    """Limit for a program before the engine's next step: in units of work, and as a time by `time.monotonic`."""
 
     work: float = math.inf
     until: float = math.inf
@@ -543,22 +551,22 @@ class Slice:
 
 
 class Outcome(Protocol):
-    """Hears of instructions that took their time, on the thread of its program."""
+    """Receiver of the ends of instructions that waited for a call, on the programs' thread: the interpreter."""
 
     def ended(self, frame: Frame) -> None: ...
 
     def failed(self, frame: Frame, info: ErrorInfo) -> None: ...
 
     def pause(self, state: State) -> None:
-        """Makes way for the engine: raises PausedError if the slice of time is over."""
+        """Raises PausedError if the slice of time is over."""
 
     def walk(self, state: State) -> None:
-        """Goes on in all branches."""
+        """Executes all branches as far as possible."""
 
 
 @dataclass(slots=True, eq=False)
 class Frame:
-    """An instruction as its branch carries it out. `outcome` hears of its end if it takes its time."""
+    """An instruction that is being executed, with its branch and program. `outcome` is told its end if it waits."""
 
     state: State
     branch: Branch
@@ -574,20 +582,20 @@ class Frame:
         return self.step.run
 
     def spend(self, work: int) -> None:
-        """Counts work. Raises EngineError: the submission has done too much."""
+        """Counts work. Raises EngineError if the submission exceeds its limit."""
         self.state.spend(self.run, work)
 
     def pause(self) -> None:
-        """Makes way for the engine: raises PausedError if the program's slice of time is over."""
+        """Raises PausedError if the program's slice of time is over."""
         self.outcome.pause(self.state)
 
     @property
     def pending(self) -> Pending:
-        """The instruction, if it has to be tried again, with what is known of it."""
+        """Progress of the instruction, for when it is tried again."""
         return self.branch.pending_of(self.step)
 
     def go_on(self) -> None:
-        """Has the program gone on with: what an instruction has waited for is there."""
+        """Resumes the program, since what the instruction has waited for is there."""
         self.outcome.walk(self.state)
 
     def ended(self) -> None:
@@ -597,7 +605,7 @@ class Frame:
         self.outcome.failed(self, info)
 
     def fail(self, error: Exception) -> None:
-        """Has the instruction fail by an exception, which is a bug unless it is a BoughError."""
+        """Fails the instruction with an exception, which is a bug unless it is a BoughError."""
         if isinstance(error, BoughError):
             self.failed(to_info(error))
             return
@@ -608,29 +616,29 @@ class Frame:
 # What is still to do
 
 NEVER, NOT_YET = -2, -1
-"""Scopes of branches that are forked in a block: they will not begin, or it is not known yet whether they will."""
+"""Scopes of branches that a block forks: the block was passed over, or has not been decided on yet."""
 
 
 def enqueue(state: State, run: Run, items: Iterable[Item]) -> None:
-    """Puts instructions of a submission into the queues. Cancels are none of it: they do not wait."""
+    """Puts instructions of a submission into the queues, except cancels, which are done at once."""
     _enqueue(state, run, [item for item in items if not isinstance(item.op, Cancel)], {}, scope=0)
 
 
 def enter(state: State, step: Step, block: Block, branch: Branch, *, again: Step | None = None) -> None:
-    """Puts the instructions of a block before what its branch has to do, and `again` after them."""
+    """Puts the instructions of a block, followed by `again`, at the head of the queue of `branch`."""
     before = branch.queue
     branch.queue = deque()
-    given, branch.origin.given = branch.origin.given, None  # they come again with the instruction that holds them
+    given, branch.origin.given = branch.origin.given, None  # after a restart the instruction queues its block again
     _enqueue(state, step.run, block.items, step.barriers, scope=step.item.index + 1)
     if again is not None:
         give(branch, again)
-    before.extendleft(reversed(branch.queue))  # in the time that the block takes, however many wait behind it
+    before.extendleft(reversed(branch.queue))  # O(block), however long the queue is
     branch.queue = before
     branch.origin.given = given
 
 
 def pass_over(state: State, block: Block) -> None:
-    """Settles a block that is not entered: what it would have forked never begins."""
+    """Marks the branches that a passed-over block would have forked: they never start."""
     for fork in block.forks:
         for child in fork.children:
             branch = state.branches[child]
@@ -640,7 +648,7 @@ def pass_over(state: State, block: Block) -> None:
 
 
 def give(branch: Branch, entry: Step | Barrier) -> None:
-    """Puts something into a branch's queue; one that has ended early does nothing more."""
+    """Appends an entry to a branch's queue; if the branch has ended early, passes a barrier as failed, drops a step."""
     if branch.origin.given is not None:
         branch.origin.given.append(entry)
     if branch.failure is None:
@@ -652,7 +660,7 @@ def give(branch: Branch, entry: Step | Barrier) -> None:
 
 
 def reset(state: State, branch: Branch) -> None:
-    """Takes a branch back to before it was forked. What it was given is not given again."""
+    """Resets a branch to before it was forked, and forgets what was put into its queue."""
     branch.started = False
     branch.content, branch.values = state.blank, Values()
     branch.pending = None
@@ -690,7 +698,7 @@ def _is_new(branch: Branch | None) -> bool:
 
 
 def _renew(state: State, fork: Fork, scope: int) -> None:
-    """Makes the branches that `fork` will start, for the first time or in another turn of a loop."""
+    """Creates the branches that `fork` will start, or resets them for another turn of a loop."""
     parent = state.branches[fork.branch]
     for child in fork.children:
         parent.children[child] = None

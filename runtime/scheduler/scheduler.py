@@ -1,8 +1,8 @@
 """The policy: which tokens of which sequences the next forward pass computes.
 
 There is no prefill phase and no decode phase. Each sequence has tokens and a count of computed ones; a step moves the
-count. The scheduler is a pure function of its state and arguments: no clock, randomness, threads or tensors. It alone
-changes a Sequence; all others read.
+count. The scheduler is stateful but deterministic: it uses no clock, randomness, threads or tensors. Only it changes a
+Sequence; other modules read.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ BLOCK = 256
 class Standing:
     """Standing of a sequence among those that wait.
 
-    arrival      number by which the older come first, among those of one `priority`: the lowest goes first
+    arrival      serial number of its arrival
+    priority     lowest first, among the sequences of one tenant
     deadline     time at which it is given up, by the clock of `Scheduler.schedule`
     passes       steps it has waited in all
     retractions  times it was put back to wait
-    found        what was in the prefix cache when it was looked up last
+    found        result of its last lookup in the prefix cache
     """
 
     arrival: int
@@ -49,7 +50,7 @@ class Standing:
 class Scoring:
     """Request for the log-probabilities of the prompt's tokens from `start` on, in place of a generation.
 
-    tree    how these tokens follow each other, if they are no line
+    tree    layout of these tokens, if they form a tree and not a line
     """
 
     start: int
@@ -58,24 +59,25 @@ class Scoring:
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """Progress of a request. The scheduler alone changes it; all others read.
+    """Progress of a request. Only the scheduler changes it; other modules read.
 
-    A step may be planned before the last one has been read, so what is planned and what is known are counted apart:
-    0 <= num_settled <= num_computed <= length, which `check` asserts at birth and after each change.
+    A step may be planned before the last one has been read, so planned and known tokens are counted separately:
+    0 <= num_settled <= num_computed <= length, which `check` asserts at creation and after each change.
 
-    tokens        prompt and generated token ids, those that are known
+    tokens        prompt and generated token ids that are known
     num_prompt    how many of them are prompt
-    limit         prompt and generated tokens at most: no step is planned past it
+    limit         most prompt and generated tokens: no step is planned past it
     score         the log-probabilities that are asked for (None: this is a generation)
-    drafts        proposed next tokens, to be computed and verified together with the last real one
-    num_computed  tokens whose keys and values are in `lease`'s pages, or will be once the planned steps have run
-    num_pending   tokens that planned steps draw and nobody has read yet; they follow `tokens`
-    num_settled   tokens computed by steps that have been read: what others may find in the cache
-    blocked       nothing can be planned: a planned step decides by how much it grows (drafts), or the sequence sits
-                  steps out (`defer`, `repeat_later`)
-    epoch         counts what made planned steps void (put back to wait, a token replaced); their results are dropped
+    drafts        proposed next tokens, to be computed and verified together with the last known one
+    num_computed  tokens whose keys and values are in the pages of `lease`, or will be once the planned steps have run
+    num_pending   tokens that planned steps draw and that have not been read yet; they follow `tokens`
+    num_settled   tokens computed by steps that have been read: those that may be published in the cache
+    blocked       no step can be planned: one with drafts, whose result decides how many tokens follow, has not been
+                  read, or the sequence sits steps out (`defer`, `repeat_later`)
+    epoch         counts the rewinds that made planned steps void (put back to wait, deferred, a token replaced, a
+                  failed pass); the results of those steps are dropped
     num_cached    tokens found in the prefix cache when it was first admitted
-    lease         its pages; None while it waits: a waiting sequence holds none
+    lease         its pages; None while it waits
     """
 
     id: str
@@ -107,7 +109,7 @@ class Sequence:
 
     @property
     def length(self) -> int:
-        """Tokens, those included that are drawn but not known yet."""
+        """Number of tokens, with those that planned steps draw and that are not known yet."""
         return len(self.tokens) + self.num_pending
 
     @property
@@ -123,22 +125,22 @@ class Sequence:
 
     @property
     def tree(self) -> TreeLayout | None:
-        """Layout of the last tokens, if they are no line."""
+        """Layout of the last tokens, if they form a tree."""
         return None if self.score is None else self.score.tree
 
     @property
     def num_to_score(self) -> int:
-        """Tokens to compute for a score: nothing follows the last one of a line, so it need not be."""
+        """Tokens to compute for a score: all but the last one of a line, whose logits score no token."""
         return len(self.tokens) - (self.tree is None)
 
     @property
     def num_shareable(self) -> int:
-        """Tokens that others may find in the cache: those that follow one another."""
+        """Tokens that may be published in the cache: those before the tree branches."""
         tree = self.tree
         return len(self.tokens) if tree is None else tree.num_linear
 
     def rewind(self, num_computed: int) -> None:
-        """Makes void what is planned beyond the first `num_computed` tokens."""
+        """Makes the planned steps void, and sets back the counts to `num_computed` tokens."""
         self.num_computed = num_computed
         self.num_settled = min(self.num_settled, num_computed)
         self.num_pending = 0
@@ -149,15 +151,15 @@ class Sequence:
 
     @property
     def match_limit(self) -> int:
-        """Tokens that may be taken from the cache: a position whose logits are asked for must be computed."""
+        """Most tokens that may come from the cache: a position whose logits are asked for must be computed."""
         return len(self.tokens) - 1 if self.score is None else self.score.start - 1
 
 
 class Work(msgspec.Struct, frozen=True):
-    """Compute positions start .. stop of `sequence` (half open), the last len(drafts) of which are `drafts`.
+    """Positions start .. stop (half open) of `sequence` to compute, the last len(drafts) of which are `drafts`.
 
-    Logits are wanted at positions logits_start .. logits_stop: the logits at position i choose token i + 1. Void if
-    `epoch` is no longer the sequence's.
+    Logits are wanted at positions logits_start .. logits_stop (half open): those at position i choose token i + 1. The
+    work is void if the sequence has another `epoch` by now, or no lease.
     """
 
     sequence: Sequence
@@ -178,7 +180,7 @@ class Work(msgspec.Struct, frozen=True):
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens, unless they are the last one of the sequence and its drafts."""
+        """Tokens that count as prompt: all, or none if the work is the last token of the sequence and its drafts."""
         num_tokens = self.stop - self.start
         decodes = num_tokens - len(self.drafts) == 1 and self.logits_stop > self.logits_start
         return 0 if decodes else num_tokens
@@ -190,7 +192,7 @@ class Work(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step: what to compute, who was put back to wait, and whose deadline has passed."""
+    """One step: what to compute, and the sequences that were put back to wait or that have passed their deadline."""
 
     work: list[Work]
     retracted: list[Sequence]
@@ -204,9 +206,10 @@ class Plan:
 class Advance(msgspec.Struct, frozen=True):
     """Progress of one sequence in a step.
 
-    `tokens` were accepted (drafts that proved right first, then one that was drawn); `finished` ends the sequence;
-    `poisoned` ends it and keeps what it computed out of the prefix cache. `replaced`: the last token is not the one
-    that was drawn, so that steps planned on that one are void.
+    tokens      accepted ones: first the drafts that were right, then one that was drawn
+    finished    ends the sequence
+    poisoned    ends it, publishes nothing that it computed, and flushes its tenant's part of the cache
+    replaced    the last token is not the drawn one, so steps planned on that one are void
     """
 
     tokens: tuple[int, ...] = ()
@@ -218,19 +221,21 @@ class Advance(msgspec.Struct, frozen=True):
 class Scheduler:
     """Waiting and running sequences over one prefix cache.
 
-    Order: running sequences first, oldest first, so that the oldest always ends; then waiting ones: of the tenant
-    with the fewest seats, and of these the lowest `priority` and the longest cached prefix first, except that who has
-    waited `max_passes` steps goes before all others of its tenant, whatever their priority. A waiting sequence whose
-    prefix a running one is computing right now is held back until that prefix is there to share. When pages run out,
-    the youngest running sequence of the tenant with the most tokens is put back to wait; what it computed stays in the
-    tree until it is evicted.
+    Order: running sequences first, those that decode before chunks of prompts, each oldest first, so that the oldest
+    always ends; then waiting ones, from the tenant with the fewest seats. Within a tenant, sequences that have waited
+    `max_passes` steps go first, by age; then the lowest `priority`, and within it those that were put back to wait,
+    then the longest cached prefix.
 
-    A tenant that has less than its share of seats or pages takes them from those who have more, and the prompts of
-    several tenants share the tokens of a step. The sequence that arrived first is never put back for another. Shares
-    are in proportion to `weights`, by tenant: who is not there has 1.
+    A waiting sequence whose prefix a running one is computing is held back until it can share that prefix
+    (`_awaits_prefix`), unless it has waited `max_passes` steps. When pages run out, the youngest running sequence of
+    the tenant with the most tokens is put back to wait; what it computed stays cached until it is evicted.
+
+    A tenant with less than its share of seats or pages takes them from tenants with more, and the prompts of several
+    tenants share the tokens of a step. The running sequence that arrived first is never put back for another one.
+    Shares are in proportion to `weights`, by tenant; 1 if not given.
 
     `schedule` moves the counts as if its plan had run, so that a second plan can follow before the first is read;
-    `apply` brings in what was drawn, plan after plan in the same order.
+    `apply` takes in the drawn tokens, in the order of the plans.
     """
 
     def __init__(self, cache: PrefixCache, limits: SchedulerLimits, weights: Weights = EQUAL) -> None:
@@ -241,7 +246,7 @@ class Scheduler:
         self.waiting: Waiting[Sequence] = Waiting()
         self.num_retractions = 0
         self._service = Service(limits.max_batch_tokens, weights)
-        self._expire_at = math.inf  # no sequence's time is over before
+        self._expire_at = math.inf  # no deadline is earlier
 
     @property
     def idle(self) -> bool:
@@ -253,14 +258,16 @@ class Scheduler:
         return len(self.waiting.lines.keys() | {sequence.tenant for sequence in self.running}) > 1
 
     def add(self, sequence: Sequence) -> None:
-        """Queues a sequence. It must fit into the pool alone: the caller refuses what cannot."""
+        """Queues a sequence. It must fit into the pool on its own: the caller refuses larger ones."""
         assert len(sequence.tokens) > 0 and sequence.lease is None
         self.waiting.add(sequence)
         self._expire_at = min(self._expire_at, sequence.standing.deadline)
 
     def remove(self, sequence: Sequence) -> None:
-        """Ends a sequence wherever it is; what steps that were read have computed is published. Unknown sequences are
-        ignored."""
+        """Ends a running or waiting sequence, and publishes what the steps that were read have computed.
+
+        Unknown sequences are ignored.
+        """
         if sequence in self.running:
             self.running.remove(sequence)
             self._release(sequence)
@@ -268,7 +275,10 @@ class Scheduler:
             self.waiting.remove(sequence)
 
     def schedule(self, now: float, prompt_tokens: int = sys.maxsize) -> Plan:
-        """Plans the next step, with so many tokens of prompts at most; what decodes is bounded by the limits alone."""
+        """Plans the next step, with at most `prompt_tokens` tokens of prompts; decoding is bounded by the limits alone.
+
+        Sequences whose deadline has passed by `now` are removed first.
+        """
         expired = self._expire(now) if now >= self._expire_at else []
         retracted: list[Sequence] = []
         contested = self.contested
@@ -290,7 +300,7 @@ class Scheduler:
         return Plan(work, retracted, expired)
 
     def repeat(self, plan: Plan, num_steps: int) -> list[Plan]:
-        """Up to `num_steps` further steps of the same sequences, one token each; as many as there are pages for.
+        """Plans up to `num_steps` further steps of the same sequences, one token each, as far as pages last.
 
         All of `plan` must be decoding without drafts. No sequence goes past its limit.
         """
@@ -307,7 +317,7 @@ class Scheduler:
         return plans
 
     def apply(self, plan: Plan, advances: Iterable[Advance]) -> None:
-        """Brings in what the step gave; `advances` are in the order of `plan.work`."""
+        """Takes in the results of a step; `advances` are in the order of `plan.work`."""
         for work, advance in zip(plan.work, advances, strict=True):
             sequence = work.sequence
             if sequence.lease is None or not work.live:  # ended or put back while the step ran
@@ -316,7 +326,7 @@ class Scheduler:
                 self.running.remove(sequence)
                 sequence.rewind(0)
                 self._release(sequence)
-                self.cache.flush(sequence.tenant)  # chunks before this one were shared before their numbers were seen
+                self.cache.flush(sequence.tenant)  # earlier chunks may be wrong too, and were published unseen
                 continue
             sequence.tokens.extend(advance.tokens)
             if work.drafts:
@@ -327,7 +337,7 @@ class Scheduler:
                 sequence.num_pending -= 1
             sequence.num_settled = min(work.stop, sequence.num_computed)
             sequence.check()
-            if advance.replaced:  # first: a step in flight computes the token that was drawn, which is not published
+            if advance.replaced:  # before the release: a step in flight computes the drawn token, not to be published
                 sequence.rewind(len(sequence.tokens) - 1)
             if advance.finished:
                 self.running.remove(sequence)
@@ -342,50 +352,52 @@ class Scheduler:
         sequence.drafts = drafts
 
     def defer(self, sequence: Sequence) -> None:
-        """Has `sequence`, all of whose tokens are computed, sit steps out until `resume`: its last token is computed
-        again then, for nobody may draw from it now."""
+        """Has `sequence`, all of whose tokens are computed, sit steps out until `resume`.
+
+        Nothing may be drawn from its last token now, so that one is computed again afterwards.
+        """
         sequence.rewind(len(sequence.tokens) - 1)
         sequence.blocked = True
 
     def resume(self, sequence: Sequence) -> None:
-        """Ends what `defer` began."""
+        """Lets a sequence be planned again after `defer` or `repeat_later`."""
         sequence.blocked = False
 
     def cancel(self, plan: Plan) -> None:
-        """Takes back that `plan` runs, since it could not be launched; steps before it may still be read.
+        """Takes the tokens of `plan`, which could not be launched, off `num_computed`; steps before it may be unread.
 
-        One that a step before it ends must not publish what this one was to compute.
+        A sequence that ends in one of those must not publish what this step was to compute.
         """
         for work in plan.work:
             work.sequence.num_computed = min(work.sequence.num_computed, work.start)
             work.sequence.check()
 
     def take_back(self, plan: Plan) -> None:
-        """Undoes `plan`, for which there was no memory, once all steps before it have been read. Its pages are kept."""
+        """Undoes `plan`, which ran out of memory, once all steps before it have been read. Its pages are kept."""
         for work in plan.work:
             if work.live:
                 work.sequence.rewind(work.start)
 
     def replan(self, parts: Iterable[tuple[Sequence, int]]) -> Plan:
-        """Plans up to so many tokens each of sequences whose step was taken back, those that have not ended since."""
+        """Plans parts of a step that was taken back: up to so many tokens each, of sequences that can still run."""
         work = [_work(sequence, size) for sequence, size in parts if sequence.lease is not None and sequence.ready]
         for item in work:
             _launch(item)
         return Plan(work, [], [])
 
     def repeat_later(self, work: Work) -> None:
-        """Has the sequence of `work`, whose pass failed, sit steps out until `resume`; the work is done again then."""
+        """Has the sequence of `work`, whose pass failed, sit steps out until `resume`; the work is repeated then."""
         if work.live:
             work.sequence.rewind(work.start)
             work.sequence.blocked = True
 
     def discard(self, plan: Plan) -> None:
-        """Forgets all that the sequences of `plan` have computed, since its pass failed: none of it is to be shared."""
+        """Discards all that the sequences of `plan` have computed, since its pass failed: none of it is published."""
         for work in plan.work:
             work.sequence.rewind(0)
 
     def _expire(self, now: float) -> list[Sequence]:
-        """Ends the sequences whose time is over."""
+        """Removes and returns the sequences whose deadline has passed."""
         expired = [s for s in (*self.running, *self.waiting) if now >= s.standing.deadline]
         for sequence in expired:
             self.remove(sequence)
@@ -393,16 +405,17 @@ class Scheduler:
         return expired
 
     def _room(self, work: list[Work], prompt_tokens: int) -> int:
-        """Tokens of prompts that fit into a step beside `work`."""
+        """Returns how many tokens of prompts fit into a step beside `work`."""
         left = self.limits.max_batch_tokens - sum(item.num_tokens for item in work)
         return min(left, prompt_tokens - sum(item.num_prompt_tokens for item in work))
 
     def _plan_running(
         self, ready: list[Sequence], retracted: list[Sequence], prompt_tokens: int, parts: Counter[str] | None
     ) -> list[Work]:
-        """Work of the running: who decodes first, then chunks of prompts, both oldest first.
+        """Plans the running sequences: those that decode first, then chunks of prompts, both oldest first.
 
-        `parts` are tokens of prompts that each tenant has in this step: those that are given are taken from it.
+        Puts sequences back to wait while pages are short. `parts` holds the tokens of prompts that each tenant may
+        still compute in this step (None: there is one tenant), and is reduced by those planned.
         """
         budget = self.limits.max_batch_tokens
         planned: dict[Sequence, Work] = {}
@@ -413,9 +426,9 @@ class Scheduler:
                 room = min(room, prompt_tokens, room if parts is None else parts[sequence.tenant])
             if sequence.lease is None or room <= 0:
                 continue
-            # Drafts leave a token for each of those that decode after this one.
+            # Drafts leave a token for each sequence that decodes after this one.
             work = _work(sequence, max(room - max(num_decoding - index, 0), 1))
-            if work.drafts and not self.cache.reserve(sequence.lease, work.stop):  # nobody is put back for them
+            if work.drafts and not self.cache.reserve(sequence.lease, work.stop):  # none is put back for drafts
                 sequence.drafts = []
                 work = _work(sequence, room)
             while not self._reserve(sequence, sequence.lease, work.stop):
@@ -435,7 +448,7 @@ class Scheduler:
         return [planned[sequence] for sequence in self.running if sequence in planned]
 
     def _parts(self, ready: list[Sequence], prompt_tokens: int) -> Counter[str]:
-        """Returns how many tokens of prompts each tenant has in this step, of those that run and those that wait."""
+        """Divides the tokens of prompts in this step among the tenants that have prompts running or waiting."""
         prompts = [sequence for sequence in ready if sequence.num_uncomputed > 1]
         wanted: Counter[str] = Counter()
         for sequence in prompts:
@@ -445,14 +458,18 @@ class Scheduler:
         budget = min(self.limits.max_batch_tokens - (len(ready) - len(prompts)), prompt_tokens)
         parts = Counter(self._service.divide(max(budget, 0), wanted))
         if prompts:
-            # With more tenants than tokens some get none; the oldest goes on all the same: all might wait for others.
+            # With more tenants than tokens some get none. The oldest goes on all the same, lest all wait for others.
             parts[prompts[0].tenant] = max(parts[prompts[0].tenant], 1)
         return parts
 
     def _admit(
         self, work: list[Work], retracted: list[Sequence], prompt_tokens: int, parts: Counter[str] | None
     ) -> None:
-        """Moves waiting sequences to running while there are tokens, seats and pages, or others give way."""
+        """Moves waiting sequences to running, and their first work to `work`, while tokens, seats and pages last.
+
+        A sequence that is held back for a prefix is passed over, unless it is overdue. Where seats or pages are short,
+        a running sequence of a tenant with a larger share gives way (`_over_share`).
+        """
         budget = self._room(work, prompt_tokens)
         if not self.waiting.lines or budget <= 0:
             return
@@ -471,7 +488,7 @@ class Scheduler:
                 self._make_way(victim, work, retracted)
                 budget = self._room(work, prompt_tokens)
             lease = self.cache.open(sequence.tokens, sequence.namespace, limit=sequence.match_limit)
-            # The whole prompt is reserved at once, so that a sequence is never put back in the middle of it by itself.
+            # The whole prompt is reserved at once, so that a sequence never lacks pages halfway through it.
             while not self._reserve(sequence, lease, len(sequence.tokens)):
                 victim = self._over_share(sequence, of_seats=False) if parts is not None else None
                 if victim is None:
@@ -487,7 +504,7 @@ class Scheduler:
             sequence.check()
             if sequence.num_cached is None:
                 sequence.num_cached = lease.num_cached
-            # A seat is no token: who has had its tokens starts with one, and gets more of what others leave.
+            # A tenant whose tokens are used up starts with one all the same, and gets more of those left over.
             item = _work(sequence, budget if parts is None else min(budget, max(parts[sequence.tenant], 1)))
             work.append(item)
             budget -= item.num_tokens
@@ -497,20 +514,23 @@ class Scheduler:
                 computing.append(sequence)
 
     def _reserve(self, sequence: Sequence, lease: Lease, num_tokens: int) -> bool:
-        """Gets pages. What others have cached within their part is for a tenant's first sequence alone: that one must
-        be able to end."""
+        """Reserves pages; returns False if they cannot be had.
+
+        Only the first running sequence of each tenant, which must be able to end, may evict what others have cached
+        within their share.
+        """
         if self.cache.reserve(lease, num_tokens, spare=True):
             return True
         first = next((other for other in self.running if other.tenant == sequence.tenant), sequence)
         return first is sequence and self.cache.reserve(lease, num_tokens)
 
     def _make_way(self, victim: Sequence, work: list[Work], retracted: list[Sequence]) -> None:
-        """Puts a running sequence back to wait, and takes it off `work`."""
+        """Puts a running sequence back to wait and removes it from `work`."""
         self._retract(victim, retracted)
         work[:] = [item for item in work if item.sequence is not victim]
 
     def _spend_rest(self, work: list[Work], prompt_tokens: int) -> None:
-        """Gives tokens that nobody else takes to chunks of prompts."""
+        """Divides the tokens that are left in a step among the chunks of prompts in `work`."""
         wanted: Counter[str] = Counter()
         for item in work:
             wanted[item.sequence.tenant] += max(item.sequence.length - item.stop, 0)
@@ -529,12 +549,12 @@ class Scheduler:
         return len(self.running) >= self.limits.max_num_seqs
 
     def _order(self) -> Iterator[Sequence]:
-        """Yields the waiting, the next one when it is decided about those before.
+        """Yields waiting sequences in order; the caller decides about each before it takes the next.
 
-        Only the first `window` are looked at, of each tenant as many as its weight gives it, so that a step's cost is
-        bounded; one at least, for none is left out.
+        Only `window` of them are ordered, as many of each tenant as its weight gives it but at least one, so that the
+        cost of a step is bounded.
         """
-        lines = {tenant: list(line) for tenant, line in self.waiting.lines.items()}  # without who is put back meanwhile
+        lines = {tenant: list(line) for tenant, line in self.waiting.lines.items()}  # not those put back meanwhile
         seats = Counter(sequence.tenant for sequence in self.running)
         part = self.limits.window / sum(self.weights.get(tenant, 1) for tenant in lines)
         heap = [
@@ -555,7 +575,10 @@ class Scheduler:
                 heapq.heappush(heap, (self._share(tenant, seats[tenant]), line[0].standing.arrival, tenant))
 
     def _line(self, waiting: list[Sequence], window: int) -> list[Sequence]:
-        """The waiting of a tenant, best first: who is overdue by age, then the others by priority."""
+        """Returns the first `window` waiting sequences of a tenant: the overdue by age, then the others by priority.
+
+        Within a priority come those that were put back to wait, by age, then those with the longest cached prefix.
+        """
 
         def by_age(sequence: Sequence) -> tuple[bool, int, int]:
             standing, overdue = sequence.standing, self._overdue(sequence)
@@ -578,11 +601,11 @@ class Scheduler:
         return sequence.standing.passes >= self.limits.max_passes
 
     def _share(self, tenant: str, used: int) -> float:
-        """Seats or tokens for each part that a tenant is due."""
+        """Returns seats or tokens for each unit of a tenant's weight."""
         return used / self.weights.get(tenant, 1)
 
     def _largest(self) -> Sequence:
-        """The running sequence that is put back for want of pages."""
+        """Returns the sequence to put back for want of pages: the youngest of the tenant with the most tokens."""
         used = self._used(of_seats=False)
         if len(used) == 1:
             return self.running[-1]
@@ -591,8 +614,11 @@ class Scheduler:
         return found
 
     def _over_share(self, newcomer: Sequence, *, of_seats: bool) -> Sequence | None:
-        """The running sequence that is put back for `newcomer`; None if its tenant would then have a smaller share than
-        the newcomer's, of seats or of tokens: so no two ever put each other back in turn."""
+        """Returns the running sequence to put back for `newcomer`, of seats or of tokens.
+
+        None if its tenant would then have a smaller share than the newcomer's, so that no two sequences ever put each
+        other back in turn.
+        """
         used = self._used(of_seats=of_seats)
         tenant, others = newcomer.tenant, [name for name in used if name != newcomer.tenant]
         largest = max(others, key=lambda name: self._share(name, used[name]), default=None)
@@ -604,26 +630,28 @@ class Scheduler:
         return victim if after[0] >= after[1] else None
 
     def _gives_a_seat(self) -> bool:
-        """True if a running sequence is put back for one that waits: if not for the tenant that would have the smallest
-        share of the seats then, for none."""
+        """True if a running sequence is to be put back for a waiting one.
+
+        Only the tenant that would have the smallest share of the seats need be tried: if it gets none, no other does.
+        """
         seats = self._used(of_seats=True)
         least = min(self.waiting.lines, key=lambda name: self._share(name, seats[name] + 1))
         return self._over_share(next(iter(self.waiting.lines[least])), of_seats=True) is not None
 
     def _used(self, *, of_seats: bool) -> Counter[str]:
-        """Seats, or tokens, that each tenant has."""
+        """Returns the seats, or the tokens, of each tenant's running sequences."""
         used: Counter[str] = Counter()
         for sequence in self.running:
             used[sequence.tenant] += 1 if of_seats else sequence.length
         return used
 
     def _youngest(self, tenant: str | None) -> Sequence | None:
-        """The last of the running, of a tenant or (None) of all, that is not the one that arrived first."""
+        """Returns the sequence admitted last, of a tenant or (None) of all, but never the one that arrived first."""
         first = min(self.running, key=lambda s: s.standing.arrival)
         return next((s for s in reversed(self.running) if tenant in (None, s.tenant) and s is not first), None)
 
     def _awaits_prefix(self, sequence: Sequence, computing: list[Sequence]) -> bool:
-        """True if a prefix that is being computed now would save more than what the cache holds already.
+        """True if a sequence in `computing` shares at least `limits.hold_back` tokens more than the cache does.
 
         So the children of a fork, which arrive in one step, share what the first of them computes.
         """
@@ -655,13 +683,13 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         assert sequence.lease is not None
-        # Not what is planned: that may never be launched, and a pass in flight may fail.
+        # Only what is settled: planned work may never be launched, and a pass in flight may fail.
         self.cache.close(sequence.lease, sequence.tokens, min(sequence.num_settled, sequence.num_shareable))
         sequence.lease = None
 
 
 def _work(sequence: Sequence, budget: int) -> Work:
-    """The next tokens of a sequence, `budget` at most; drafts ride along only with the last real token."""
+    """Returns the next work of a sequence, of at most `budget` tokens; drafts come only with its last known token."""
     start, end, epoch = sequence.num_computed, sequence.length, sequence.epoch
     if sequence.score is not None:
         stop = min(sequence.num_to_score, start + budget)
@@ -675,7 +703,7 @@ def _work(sequence: Sequence, budget: int) -> Work:
 
 
 def _launch(work: Work) -> None:
-    """Moves the counts of `work.sequence` to where they are once it has run."""
+    """Moves the counts of `work.sequence` as if it had run; with drafts, blocks the sequence until that is read."""
     sequence = work.sequence
     sequence.drafts = []
     if work.drafts:

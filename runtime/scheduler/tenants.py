@@ -1,7 +1,8 @@
-"""Tenants: the line in which each waits, the places that it may take, and its share of the tokens of a step.
+"""Tenants: the queue of each, the places that it may take, and its share of the prompt tokens of a step.
 
-A tenant is an API key, or all who have none (`radix.tenant_of`). Shares are max-min fair (Bertsekas and Gallager, Data
-Networks, 1992, 6.5): who wants less than its part leaves the rest to the others. A tenant of weight 3 has three parts.
+A tenant is an API key, or all requests without one (`radix.tenant_of`). Shares are max-min fair (Bertsekas and
+Gallager, Data Networks, 1992, 6.5): a tenant that wants less than its share leaves the rest to the others. Shares are
+in proportion to weights. The order in which tenants give up cached pages is decided in `radix.tenants`.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from ...radix import EQUAL, Weights
 from ..protocol.errors import OverloadedError
 
 SHARE_OF_LEFT = 8
-"""Requests that a key of weight 1 may have for each place that is left (dynamic thresholds; Choudhury and Hahne,
-IEEE/ACM ToN 6(2), 1998). One that floods leaves a ninth of all places to the others."""
+"""Requests that a key of weight 1 may have for each free place (dynamic thresholds; Choudhury and Hahne, IEEE/ACM ToN
+6(2), 1998). A key that floods the engine leaves a ninth of all places to the others."""
 
 RESERVED = 1 / 64
+"""Fraction of all places, and of all prompt tokens, that is reserved for keys with fewer than `FEW` requests."""
 FEW = 8
-"""So many of all places are left to keys with few requests."""
 
 _NOBODY: Mapping[str, float] = MappingProxyType({})
 _ROUNDING = 1e-6
@@ -41,9 +42,9 @@ Item = TypeVar("Item", bound=OfTenant)
 
 
 class Waiting(Generic[Item]):
-    """Lines of tenants, none of them empty, each in the order of arrival. One is added, found and removed at once.
+    """Queues by tenant, none of them empty, each in the order of arrival. Items are added, found and removed in O(1).
 
-    There are no `lines` while nobody waits.
+    `lines` is empty while no item waits.
     """
 
     def __init__(self) -> None:
@@ -75,10 +76,13 @@ class Waiting(Generic[Item]):
 
 
 class Places:
-    """Places for requests that wait or run, and for their prompts: so many in all, which tenants share.
+    """Places for waiting and running requests, and room for the tokens of their prompts, shared among tenants.
 
-    Counts the requests of each tenant, and the tokens of their prompts. Without a `total` there is always room.
-    `weights` are shares, 1 for others.
+    total         requests at most; None: any number, and any number of tokens
+    weights       of the tenants' shares; 1 if not given
+    max_tokens    tokens of prompts at most; None: any number
+
+    Requests without a key are bounded by the totals alone.
     """
 
     def __init__(self, total: int | None, weights: Weights = EQUAL, *, max_tokens: int | None = None) -> None:
@@ -91,8 +95,7 @@ class Places:
         self._tokens_of: Counter[str] = Counter()
 
     def check(self, tenant: str, count: int = 1, *, num_tokens: int = 0) -> None:
-        """Raises OverloadedError: there are not `count` places any more, or not so many that are this tenant's; or
-        there is no room for so many tokens."""
+        """Raises OverloadedError if `count` places, or room for `num_tokens`, are not left, or not for this tenant."""
         if self._total is None:
             return
         left = self._total - self.num_taken - (count - 1)  # for the last one
@@ -107,7 +110,7 @@ class Places:
             self._check_tokens(tenant, num_tokens, self._max_tokens)
 
     def most(self, tenant: str) -> int | None:
-        """The requests that the tenant may have while there are no others. None: any number."""
+        """Returns how many requests the tenant may have while no other tenant has any. None: any number."""
         if self._total is None or not tenant:
             return self._total
         share = SHARE_OF_LEFT * self._weights.get(tenant, 1)
@@ -115,7 +118,7 @@ class Places:
         return min(self._total, max(FEW, math.ceil(share * left / (1 + share))))
 
     def _check_tokens(self, tenant: str, num_tokens: int, total: int) -> None:
-        """Checks the tokens of prompts: those of few requests find room as long as there is any."""
+        """Raises OverloadedError if the tokens do not fit. A tenant with few requests may use all the room there is."""
         left, own = total - self._num_tokens - num_tokens, self._tokens_of[tenant] + num_tokens
         if left < 0:
             raise OverloadedError(f"{self._num_tokens} tokens of prompts are waiting or running; {total} is the limit")
@@ -145,13 +148,14 @@ class Places:
 def divide(
     total: int, wanted: Mapping[str, int], weights: Weights = EQUAL, had: Mapping[str, float] = _NOBODY
 ) -> dict[str, int]:
-    """Returns what each gets of `total`, in whole numbers.
+    """Divides `total` among tenants by weighted max-min fairness, in whole numbers; none gets more than it wants.
 
-    had     what each has had for each of its parts: who had least gets all until it is level with the next, and so on
+    had     what each has had before, per unit of its weight: the tenant with least gets all until it is level with the
+            next, and so on
 
-    What rounding leaves over goes to who has least then, of equals to the first in `wanted`.
+    What rounding leaves over goes, one each, to those that then have least; ties go to the first in `wanted`.
     """
-    events: list[tuple[float, int]] = []  # heights from which on a tenant takes part, and where it has all it wants
+    events: list[tuple[float, int]] = []  # heights at which a tenant starts to take part, and at which it is satisfied
     for name, want in wanted.items():
         weight, start = weights.get(name, 1), had.get(name, 0.0)
         events += (start, weight), (start + want / weight, -weight)
@@ -177,11 +181,11 @@ def divide(
 
 
 class Service:
-    """Tokens of prompts that tenants have had, so that who had fewest goes first.
+    """Tokens of prompts that tenants have had, so that those with fewest go first.
 
     A tenant that asks for little has its whole prompt computed at once, however many others flood the engine: a virtual
-    token counter (Sheng et al., Fairness in Serving Large Language Models, OSDI 2024). None counts as having had more
-    than `credit` tokens fewer, for each of its parts, than who had most: so nobody pays for having been alone.
+    token counter (Sheng et al., Fairness in Serving Large Language Models, OSDI 2024). Per unit of weight, no tenant
+    counts as more than `credit` tokens behind the one that had most, so that none pays for having been alone.
     """
 
     def __init__(self, credit: int, weights: Weights = EQUAL) -> None:
@@ -191,7 +195,7 @@ class Service:
         self._most = 0.0
 
     def divide(self, total: int, wanted: Mapping[str, int]) -> dict[str, int]:
-        """Returns what each gets of the tokens of a step."""
+        """Divides the tokens of prompts in a step among tenants."""
         return divide(total, wanted, self._weights, {name: self._lead(name) for name in wanted})
 
     def charge(self, tenant: str, num_tokens: int) -> None:
@@ -199,10 +203,10 @@ class Service:
         had = self._most - self._credit + self._lead(tenant) + num_tokens / self._weights.get(tenant, 1)
         self._had[tenant] = had
         self._most = max(self._most, had)
-        if len(self._had) > _MAX_TENANTS:  # who is forgotten counts as if it had had fewest
+        if len(self._had) > _MAX_TENANTS:  # a tenant that is forgotten counts as having had fewest
             ordered = sorted(self._had, key=lambda name: self._had[name])
             self._had = {name: self._had[name] for name in ordered[-_MAX_TENANTS // 2 :]}
 
     def _lead(self, tenant: str) -> float:
-        """Tokens that a tenant has had beyond the fewest that count."""
+        """Returns the tokens per unit of weight that a tenant has had beyond the fewest that count."""
         return max(self._had.get(tenant, 0.0) - (self._most - self._credit), 0.0)

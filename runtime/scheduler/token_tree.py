@@ -1,4 +1,4 @@
-"""Choices as one tree of tokens behind a prompt: what they share is computed once, and all of it in one pass."""
+"""Choices as a tree of tokens after a prompt: shared tokens are computed once, and the whole tree in one pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Int64 = npt.NDArray[np.int64]
 class TreeLayout:
     """Layout of a prompt that ends as a tree of tokens: segments, each on one path.
 
-    `num_linear`: so many tokens at the beginning follow one another, as those of a plain prompt do.
+    num_linear    leading tokens that follow one another, as in a plain prompt
     """
 
     def __init__(self, num_tokens: int, tree: TokenTree) -> None:
@@ -38,8 +38,10 @@ class TreeLayout:
         self.num_linear = self._bounds[1]
 
     def rows(self, start: int, stop: int) -> Iterator[tuple[int, int, Int64]]:
-        """The segments of tokens start .. stop (half open): each with the indices of all tokens on its path, itself
-        included, of which its own come last."""
+        """Yields the segments of tokens start .. stop (half open) as (start, stop, path).
+
+        A path holds the indices of all tokens from the root to the end of the segment, its own last.
+        """
         for index, before in enumerate(self._before):
             low, high = max(start, self._bounds[index]), min(stop, self._bounds[index + 1])
             if low < high:
@@ -47,7 +49,7 @@ class TreeLayout:
 
 
 MAX_PATH_TOKENS = 1 << 22
-"""Tokens on the paths to all choices of a tree, the prompt's on each: so many places its layout lists."""
+"""Most indices in the layout of a tree: tokens on the paths to all its choices, each with the whole prompt."""
 
 
 @dataclass(eq=False, slots=True)
@@ -57,8 +59,11 @@ class _Node:
 
 @dataclass(frozen=True)
 class ChoiceTree:
-    """Choices as the end of one prompt. `choices` are their indices, `paths` of each the (entry, target) that say
-    the log-probability of each of its tokens: target `t` after the `entry`-th position that is asked for."""
+    """Choices as the end of one prompt.
+
+    choices    their indices
+    paths      of each, where its tokens' log-probabilities are: (scored position, token)
+    """
 
     tokens: list[int]
     tree: TokenTree
@@ -67,16 +72,16 @@ class ChoiceTree:
     paths: list[list[tuple[int, int]]]
 
     def logprobs(self, entries: Sequence[TokenLogprob]) -> Iterator[tuple[int, list[TokenLogprob]]]:
-        """Each choice with the log-probabilities of its tokens."""
+        """Yields each choice with the log-probabilities of its tokens."""
         found = [{entry.token: entry.logprob, **dict(entry.top)} for entry in entries]
         for choice, path in zip(self.choices, self.paths, strict=True):
             yield choice, [TokenLogprob(token, found[position][token]) for position, token in path]
 
 
 def plant(prompt: Sequence[int], choices: Sequence[Sequence[int]], max_tokens: int) -> Iterator[ChoiceTree]:
-    """Yields `choices` behind `prompt`, in as few trees as hold `max_tokens` each, prompt included, where that can be.
+    """Yields `choices` after `prompt` as few trees, each of at most `max_tokens` with the prompt where possible.
 
-    Without a prompt the first token of a choice has nothing before it: its log-probability is not asked for.
+    Without a prompt, the first token of a choice follows nothing, so its log-probability is not computed.
     """
     order = sorted(range(len(choices)), key=lambda index: tuple(choices[index]))
     if not prompt:

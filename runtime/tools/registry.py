@@ -1,4 +1,4 @@
-"""Tools: what programs may call, the registry of those that an engine offers, and the threads on which they run."""
+"""Tools that programs call: their interface, the registry of an engine's own, and the threads that run them."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from .quotas import Owner, Shares
 logger = logging.getLogger("bough.tools")
 
 MAX_THREADS = 64
-"""Half of them for one program, three quarters for one client."""
+"""Most threads that run calls. A program may have half of them, a client three quarters."""
 
 MAX_WAITING = 4096
-"""A quarter of them for one program, three quarters for one client."""
+"""Most calls that wait for a thread. A program may have a quarter of them, a client three quarters."""
 
 MAX_ABANDONED = 64
-"""Calls that came to their time limit, or whose program has ended, and still occupy a thread: a thread cannot be
-stopped from outside. A client may occupy as many threads, with such calls or others, as are left of all for the others
-(dynamic thresholds): half of them alone, and two clients a third each."""
+"""Most abandoned calls, past their time limit or of an ended program, that still occupy a thread: it cannot be stopped
+from outside. With these and other calls, a client may occupy as many threads as are left for the others (dynamic
+thresholds): alone half of them, and two clients a third each."""
 
 MAX_ASYNC = 16384
-"""Calls that are awaited; shared like those that wait."""
+"""Most calls that are awaited; shares as of MAX_WAITING."""
 
 EXITS = (SystemExit, KeyboardInterrupt)
-"""Errors that pass `except Exception`, and would end the event loop of all async tools."""
+"""Exceptions that `except Exception` does not catch, and that would end the event loop of all async tools."""
 
 MAX_TOOLS = 256
 DEFAULT_TIMEOUT_S = 60.0
@@ -46,9 +46,9 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 class ToolCall(Protocol):
     """A function that programs may call by name.
 
-    timeout_s    seconds that a call may take, queueing included; None: 60
-    max_chars    characters that it may return
-    parameters   JSON Schema of its arguments, an object with `properties` and `required`; None: any, all texts
+    timeout_s    seconds that a call may take, queueing included; None: DEFAULT_TIMEOUT_S
+    max_chars    most characters that it may return
+    parameters   JSON Schema of its arguments, an object with `properties` and `required`; None: any names, with text
     """
 
     @property
@@ -64,12 +64,14 @@ class ToolCall(Protocol):
     def parameters(self) -> Mapping[str, Any] | None: ...
 
     def call(self, arguments: dict[str, Any]) -> str | Awaitable[str]:
-        """Called on a thread of its own; what it returns to be awaited is awaited on an event loop. What it raises
-        ends the program, or the isolated branch, with code "tool_failed"."""
+        """Runs the tool, on a thread of the pool. An awaitable that it returns is awaited on an event loop.
+
+        An exception ends the program, or the isolated branch, with code "tool_failed".
+        """
 
 
 class ToolCallError(Exception):
-    """A tool has failed, and `info` says it all already."""
+    """Failure of a tool whose error to report is complete: `info`."""
 
     def __init__(self, info: ErrorInfo) -> None:
         super().__init__(info.message)
@@ -81,11 +83,11 @@ class ToolRegistry:
 
     def __init__(self) -> None:
         self.tools: Mapping[str, ToolCall] = {}
-        """Replaced, never changed: who has looked them up keeps what was there."""
+        """Replaced, never changed in place, so that readers keep the mapping that they got."""
         self._lock = threading.Lock()
 
     def register(self, tool: ToolCall) -> None:
-        """Raises RequestError: the name is none or taken, or there are too many."""
+        """Adds a tool. Raises RequestError if its name is invalid or taken, or there are too many."""
         check_tool(tool)
         with self._lock:
             if self.tools.get(tool.name, tool) is not tool:
@@ -96,12 +98,12 @@ class ToolRegistry:
 
 
 def is_tool_name(name: str) -> bool:
-    """Returns true for a name that a tool may have."""
+    """True for a name that a tool may have."""
     return _NAME.fullmatch(name) is not None
 
 
 def check_tool(tool: ToolCall) -> None:
-    """Raises RequestError: a name or limit of `tool` is not valid."""
+    """Raises RequestError if the name or a limit of `tool` is invalid."""
     if not isinstance(tool.name, str) or not is_tool_name(tool.name):
         message = f"a tool's name has 1 to 64 letters, digits and `_.-`, and begins with a letter: {tool.name!r}"
         raise RequestError(message, param="tools")
@@ -113,7 +115,7 @@ def check_tool(tool: ToolCall) -> None:
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """A call on its way. `abandoned`: nobody waits for it any more."""
+    """A call under way; once `abandoned`, its result is not reported."""
 
     tool: ToolCall
     arguments: dict[str, Any]
@@ -127,9 +129,9 @@ class Ticket:
 class ToolRunner:
     """Runs tools: functions on a bounded number of threads, coroutines on one event loop. Thread-safe.
 
-    Threads are started when they are first needed. A call that is abandoned keeps its thread until it returns, and
-    another takes its place; while too many do that no more calls are taken. Who has the fewest calls on threads comes
-    first, a client before its programs, so that slow tools hold up those who called them.
+    Threads are started when they are needed. An abandoned call keeps its thread until it returns, and another thread
+    replaces it; while too many do so, further calls are refused. Clients with the fewest calls on threads go first, and
+    within a client its programs with the fewest, so that slow tools delay only their callers.
     """
 
     def __init__(self, *, max_threads: int = MAX_THREADS, max_abandoned: int = MAX_ABANDONED) -> None:
@@ -154,10 +156,11 @@ class ToolRunner:
         done: Callable[[str | ErrorInfo], None],
         owner: Owner | None = None,
     ) -> Ticket:
-        """Begins a call; `done` gets what it returns, or why it failed, on another thread.
+        """Queues a call; `done` gets its result or its error, on another thread.
 
         Raises:
-            OverloadedError: too many calls wait or do not return, of all or of the owner's, or there is no thread.
+            OverloadedError: too many calls wait or do not return, in all or of the owner, or no thread can be started.
+            EngineStoppedError: after `close`.
         """
         ticket = Ticket(tool, arguments, done, owner)
         with self._changed:
@@ -194,26 +197,26 @@ class ToolRunner:
 
     @property
     def _num_left(self) -> int:
-        """Threads that there may be for calls to come: none of those that are occupied need ever come back."""
+        """Threads left for further calls, if none of those that are occupied ever returns."""
         return self._max_threads + self._max_abandoned - self._on_threads.total - self._left_alone.total
 
     def _has_share(self, owner: Owner | None) -> bool:
-        """Tells whether the owner may occupy one more thread."""
+        """True if the owner may occupy one more thread."""
         num_occupied = self._on_threads.of_client(owner) + self._left_alone.of_client(owner)
         return num_occupied < self._num_left and not self._on_threads.who_is_full(owner)
 
     def _may_begin(self, owner: Owner | None) -> bool:
-        """Tells whether there is room for another thread, and the owner may have it."""
+        """True if another thread may be started, and the owner may occupy it."""
         return self._num_usable < self._max_threads and self._has_share(owner)
 
     def abandon(self, ticket: Ticket) -> None:
-        """Gives up a call that nobody waits for any more: it is taken back, cancelled, or left to itself."""
+        """Gives up a call: takes it out of the queue, cancels it if it is awaited, or leaves it to end unheard."""
         with self._changed:
             if ticket.abandoned:
                 return
             ticket.abandoned = True
             if self._closed and ticket.stage == "waiting":
-                return  # it has been dropped
+                return  # `close` has dropped it
             if ticket.stage == "waiting":
                 self._take_back(ticket)
             elif ticket.stage == "on a thread":
@@ -235,11 +238,14 @@ class ToolRunner:
 
     @property
     def num_abandoned(self) -> int:
-        """Calls for which nobody waits any more, and which have not returned."""
+        """Number of abandoned calls that have not returned."""
         return self._left_alone.total
 
     def close(self) -> None:
-        """Takes no more calls. Those that run end by themselves, unheard. Closing twice is fine."""
+        """Refuses further calls, drops those that wait, and cancels those that are awaited; threads end their calls.
+
+        May be called twice.
+        """
         with self._changed:
             if self._closed:
                 return
@@ -251,7 +257,7 @@ class ToolRunner:
             self._loop_thread.join(timeout=2.0)
 
     def _start_thread(self) -> None:
-        """Starts one if the system has any; if not, those that there are go on."""
+        """Starts a thread; if the system has none, those that there are take the work."""
         try:
             threading.Thread(target=self._work, name="bough-tool", daemon=True).start()
         except RuntimeError as error:
@@ -270,7 +276,7 @@ class ToolRunner:
             self._num_threads -= 1
 
     def _next(self) -> Ticket | None:
-        """The next call; None if this thread is to end: too many were started in place of those that have come back."""
+        """Waits for and returns the next call; None if this thread is to end, at `close`, or as there are too many."""
         with self._changed:
             while True:
                 if self._num_usable > self._max_threads:
@@ -284,7 +290,7 @@ class ToolRunner:
                 self._num_idle -= 1
 
     def _first(self) -> Ticket | None:
-        """Takes the call whose turn it is out of its queue; None if none of those that wait may begin."""
+        """Removes and returns the call whose turn it is; None if no waiting call may start."""
         owners = [owner for owner in self._waiting if self._has_share(owner)]
         if not owners:
             return None
@@ -295,7 +301,7 @@ class ToolRunner:
         return ticket
 
     def _take_back(self, ticket: Ticket) -> None:
-        """Takes a call that waits out of its queue."""
+        """Removes a waiting call from its queue."""
         self._waiting[ticket.owner].remove(ticket)
         self._left_queue(ticket)
 
@@ -303,7 +309,7 @@ class ToolRunner:
         self._in_queues.remove(ticket.owner)
         queue = self._waiting.pop(ticket.owner)
         if queue:
-            self._waiting[ticket.owner] = queue  # behind those that have as few
+            self._waiting[ticket.owner] = queue  # after owners with as few calls
 
     def _call(self, ticket: Ticket) -> None:
         try:
@@ -333,7 +339,7 @@ class ToolRunner:
         async def wait() -> str:
             try:
                 return await result
-            except EXITS as error:  # a task would hand them on to the loop
+            except EXITS as error:  # a task would pass them on to the loop
                 raise ToolCallError(_failed(ticket.tool, error)) from error
 
         def ended(future: Future[str]) -> None:
@@ -386,17 +392,17 @@ class ToolRunner:
         try:
             ticket.done(outcome)
         except Exception:
-            logger.exception("who waits for tool %s failed", ticket.tool.name)
+            logger.exception("the caller of tool %s failed on its result", ticket.tool.name)
 
 
 def _close_unbegun(result: Awaitable[str]) -> None:
-    """Closes a coroutine that was cancelled before it began; Python would warn of it."""
+    """Closes a coroutine that was cancelled before it started, of which Python would warn."""
     if inspect.iscoroutine(result) and inspect.getcoroutinestate(result) == inspect.CORO_CREATED:
         result.close()
 
 
 def _ran(loop: asyncio.AbstractEventLoop) -> bool:
-    """Runs an event loop; false if a task ended it, not `stop`: what is queued on it is still there."""
+    """Runs an event loop until it stops; returns False if a task's exit ended it, so that it must run on."""
     try:
         loop.run_forever()
     except EXITS:
@@ -405,7 +411,7 @@ def _ran(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 def _serve(loop: asyncio.AbstractEventLoop, closed: Callable[[], bool]) -> None:
-    """Runs an event loop until it is stopped, once `closed`, and what is left in it to its end."""
+    """Runs an event loop until it is stopped once `closed`; then cancels the tasks that are left, and closes it."""
     while not _ran(loop) and not closed():
         logger.error("a task that a tool began called sys.exit; the tools' loop goes on")
     if tasks := asyncio.all_tasks(loop):
@@ -416,14 +422,14 @@ def _serve(loop: asyncio.AbstractEventLoop, closed: Callable[[], bool]) -> None:
 
 
 def unknown_tool(index: int, name: str, known: Iterable[str]) -> RequestError:
-    """The refusal of the instruction `index`, which names a tool that is not there."""
+    """Returns the error for the instruction `index`, which names a tool that is not registered."""
     names = ", ".join(map(repr, sorted(known)[:20])) or "none"
     message = f"instruction {index} uses the tool {name[:100]!r}, which is not registered; there are: {names}"
     return RequestError(message, code="unknown_tool", param="ops")
 
 
 def checked_text(tool: ToolCall, result: object) -> str | ErrorInfo:
-    """Returns a tool's result if it is a text within its limit."""
+    """Returns a tool's result if it is Unicode text within its limit, else an error."""
     if not isinstance(result, str):
         return tool_failed(tool.name, f"it returned a {type(result).__name__}, not a text")
     if len(result) > tool.max_chars:

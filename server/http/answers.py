@@ -1,4 +1,4 @@
-"""Answers on their way: errors, streams of events, and bounds of what readers that are slow have not taken."""
+"""Answers on their way to clients: errors, event streams, and limits on what slow readers leave unread."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 
 MAX_WAITING_BYTES = 32 << 20
-"""Bound of what waits for one reader of a stream; a single item may be larger."""
+"""Bytes waiting for one reader of a stream beyond which no item is accepted; the last one may overshoot."""
 
 MAX_ALL_BYTES = 128 << 20
-"""Bound for all of them together; past it, readers with more than an equal share waiting are stopped."""
+"""Most bytes that wait for all readers; beyond, readers with more than an equal share of it are stopped."""
 
 SMALL_BYTES = 64 << 10
-"""Bytes of a program's end that is always taken."""
+"""Largest terminal event of a program that is accepted however much waits."""
 
 ENTRY_BYTES = 384
 """Bytes of memory that an event takes which waits, without its content."""
@@ -50,13 +50,13 @@ MAX_MERGED_BYTES = 256 << 10
 """Bytes from which on a delta grows no more: it is encoded for the client at once, which holds up the event loop."""
 
 NUM_AT_ONCE = 64
-"""Items that are taken before others have their turn."""
+"""Items accepted before other tasks have a turn."""
 
 PIECE_BYTES = 64 << 10
-"""Bytes that are handed to a connection at a time. An answer of no more is not counted."""
+"""Most bytes handed to a connection at a time. Smaller answers do not count as large."""
 
 MAX_UNSENT_BYTES = 256 << 20
-"""Bound of all large answers together."""
+"""Most unsent bytes of all large answers together."""
 
 logger = logging.getLogger("bough.server")
 
@@ -65,7 +65,7 @@ logger = logging.getLogger("bough.server")
 
 
 class ErrorResponse(Response):
-    """Answers with an error, and notes it."""
+    """Answer with an error, which is also noted for log and metrics."""
 
     def __init__(self, error: ApiError) -> None:
         super().__init__(error.body(), error.status, headers=dict(error.headers), media_type="application/json")
@@ -77,20 +77,19 @@ class ErrorResponse(Response):
 
 
 def note_error(scope: Scope, code: str) -> None:
-    """Has the log and the metrics tell that the request ended with an error of this code."""
+    """Notes the code of the error with which a request ends, for log and metrics."""
     scope["bough.error"] = code
 
 
-# The streams of the engine as one
+# Streams of the engine, merged into one
 
 
 class Merged(Generic[T]):
-    """Iterates over (index of the stream, item) in order of arrival, and None after each `quiet_s` without any.
+    """Several streams as one: yields (index of the stream, item) in order of arrival, and None after `quiet_s` of rest.
 
     The first exception of any stream is raised here. `close` (or leaving `async with`) closes every stream, which
-    aborts its request or drops its program (`runtime.client.streams.aiterate`), and returns once they are closed; then
-    `at_close` is called. `room` items of each stream may wait
-    to be taken.
+    aborts its request or drops its program unless that is over (`runtime.client.streams.aiterate`), waits for that,
+    and calls `at_close`. At most `room` items for each stream, and as many more, wait to be taken.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class Merged(Generic[T]):
         self._pumps = [asyncio.ensure_future(self._pump(index, stream)) for index, stream in enumerate(streams)]
 
     async def start(self) -> None:
-        """Waits for the first item of all, `quiet_s` at most: a refusal is raised before anything is answered."""
+        """Waits for the first item, at most `quiet_s`, so that a refusal is raised before the answer begins."""
         if self._num_open:
             with suppress(TimeoutError):
                 self._first = await self._next(self._quiet_s)
@@ -133,7 +132,7 @@ class Merged(Generic[T]):
         raise StopAsyncIteration
 
     async def _next(self, timeout_s: float | None) -> tuple[int, T] | None:
-        """The next item; None when a stream has ended."""
+        """Returns the next item; None when a stream has ended."""
         if self._arrived.empty() and timeout_s is not None:
             async with asyncio.timeout(timeout_s):  # `wait_for` loses a cancellation that comes with an item
                 item = await self._arrived.get()
@@ -169,7 +168,7 @@ class Merged(Generic[T]):
         await self.close()
 
 
-# What waits for the reader of a stream, who stops only its own work by being slow
+# Backlogs of streams: a slow reader stops only its own work
 
 
 class Budget:
@@ -181,7 +180,7 @@ class Budget:
         self.num_readers = 0
 
     def allows(self, num_bytes: int) -> bool:
-        """Tells whether a reader for whom `num_bytes` wait may go on."""
+        """True if a reader for whom `num_bytes` wait may go on: all fit, or it has at most an equal share."""
         return self.num_bytes <= self.max_bytes or num_bytes * self.num_readers <= self.max_bytes
 
 
@@ -191,18 +190,18 @@ class Waiting(Protocol[T]):
     def __len__(self) -> int: ...
 
     def put(self, item: T) -> int:
-        """Adds an item; returns how many bytes more wait."""
+        """Adds an item; returns the bytes that it adds."""
 
     def take(self) -> tuple[T, int]:
-        """Takes the first item, with its bytes."""
+        """Removes and returns the first item, with its bytes."""
 
     def clear(self) -> None: ...
 
     def must_take(self, item: T) -> bool:
-        """Tells whether an item is taken however much waits."""
+        """True if an item is accepted however much waits."""
 
     def failure(self, error: ErrorInfo) -> T | None:
-        """Returns the item that tells of an error; None: it is raised."""
+        """Returns the item that reports an error; None: the error is raised."""
 
 
 async def _close_nothing() -> None:
@@ -210,11 +209,13 @@ async def _close_nothing() -> None:
 
 
 class Backlog(AsyncIterator[T]):
-    """Items of one stream, made as fast as their work goes on, for a reader that may be slower.
+    """Buffer between a stream, which is read at full speed, and a reader that may be slower.
 
-    When too much waits, the reader finds an error with the code "reader_too_slow" in place of everything that it has
-    not taken, and the work ends: that of other readers is not affected. `close`, which may be awaited again, ends what
-    `items` are made of, where to close them does not. Close it: that ends the work, unless it is over.
+    When too much waits, everything that the reader has not taken is replaced by an error with the code
+    "reader_too_slow", and the stream is closed, which ends its work; other readers are not affected. A backlog must be
+    closed (`aclose`): that ends the work, unless it is over.
+
+    close    ends the work if closing `items` does not; awaited after `items` and in `aclose`, so perhaps twice
     """
 
     def __init__(
@@ -282,7 +283,7 @@ class Backlog(AsyncIterator[T]):
         return self._num_bytes > self._max_bytes or not self._budget.allows(self._num_bytes)
 
     def _give_up(self) -> None:
-        """Puts an error in the place of all that waits."""
+        """Replaces all waiting items by an error."""
         error = ErrorInfo(
             code="reader_too_slow",
             message=f"{self._num_bytes} bytes were waiting for a client that did not read them: the work was stopped, "
@@ -309,7 +310,7 @@ class Backlog(AsyncIterator[T]):
 
 
 class WaitingParts:
-    """Parts of an answer that wait."""
+    """Waiting parts of an answer, as bytes."""
 
     def __init__(self) -> None:
         self._parts: deque[bytes] = deque()
@@ -336,7 +337,7 @@ class WaitingParts:
 
 
 class WaitingEvents:
-    """Events of a program that wait. Deltas of one value are merged."""
+    """Waiting events of a program. Deltas of one value are merged."""
 
     def __init__(self) -> None:
         self._entries: deque[_Entry] = deque()
@@ -354,7 +355,7 @@ class WaitingEvents:
         if entry.place is not None:
             self._growing[entry.place] = entry
         else:
-            self._growing.clear()  # nothing that is said later comes before this
+            self._growing.clear()  # later deltas must not be merged into events before this one
         self._entries.append(entry)
         return entry.num_bytes
 
@@ -369,7 +370,7 @@ class WaitingEvents:
         self._growing.clear()
 
     def must_take(self, item: ProgramEvent) -> bool:
-        """A program's own end is taken, unless it is large."""
+        """True for a program's terminal event, unless it is large."""
         return isinstance(item, Done | Failed) and _size(item) <= SMALL_BYTES
 
     def failure(self, error: ErrorInfo) -> ProgramEvent:
@@ -377,7 +378,7 @@ class WaitingEvents:
 
 
 class _Entry:
-    """An event that waits, with what later deltas have added to it.
+    """A waiting event, with later deltas merged into it.
 
     It is kept encoded: objects take several times the bytes, and nobody could tell how many. What is large stays an
     object, since to encode and decode it would hold up the event loop.
@@ -455,15 +456,15 @@ def size_of_logprobs(entries: Collection[TokenLogprob]) -> int:
 
 
 def event(value: object) -> bytes:
-    """Writes one event: a line of JSON."""
+    """Encodes one server-sent event: a line of JSON."""
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
 class EventStream(Response):
-    """Sends `events`, one at a time. `close` is awaited however it ends.
+    """Answer that sends `events` one by one until the client disconnects; then, or at its end, awaits `close`.
 
-    An error becomes the last event, in place of the mark of a regular end. An event of which only a part was sent ends
-    before it.
+    An error becomes the last event, in place of the mark of a regular end. If the event before was being sent, it is
+    ended first.
     """
 
     media_type = "text/event-stream"
@@ -522,13 +523,13 @@ async def _send_part(send: Send, part: bytes) -> None:
     await send({"type": "http.response.body", "body": part, "more_body": True})
 
 
-# Large answers, whose bytes are shared between keys, so that no key's readers take all memory
+# Large answers, whose memory is shared among keys, so that no key's readers take all of it
 
 
 class Unsent:
-    """Bytes of large answers that their readers have not taken, by key.
+    """Unsent bytes of large answers, by key.
 
-    A key may have as many as are left to all: one alone takes half, of two that want all each has a third, and there is
+    A key may have as many as are still free: one alone gets half, two that want all get a third each, and there is
     always room for another one (dynamic thresholds; Choudhury and Hahne, IEEE/ACM ToN 6(2), 1998).
     """
 
@@ -541,7 +542,7 @@ class Unsent:
         return self._of.total()
 
     def hold(self, key: str, num_bytes: int) -> None:
-        """Counts bytes of an answer. Raises ApiError if they are too many."""
+        """Counts bytes of an answer. Raises ApiError if they are more than the key may have."""
         if self._of[key] + num_bytes > self.max_bytes - self.num_bytes:
             message = "Too much answer data is waiting to be read: read your pending answers, then try again."
             raise ApiError(503, "engine_overloaded", message, retry_after_s=1.0)
@@ -554,9 +555,10 @@ class Unsent:
 
 
 class Pieces:
-    """Sends the messages of an answer, large ones in pieces, and counts what is left of them for `key`.
+    """Sends the messages of an answer, large ones in pieces, and counts their unsent bytes for `key`.
 
-    Nothing else is sent between the pieces of one: the `scope` has no probe then, nor later if the rest is given up.
+    No probe may be sent between the pieces of a message, so it is taken out of the `scope` meanwhile, and stays out if
+    the rest is given up.
     """
 
     def __init__(self, unsent: Unsent, send: Send, scope: Scope) -> None:
@@ -567,10 +569,10 @@ class Pieces:
         self._num_held = 0
 
     async def send(self, message: Message) -> None:
-        """Sends a message. Raises ApiError before anything of it is sent if it is too much for the key."""
+        """Sends a message. Raises ApiError, before any of it is sent, if it is too large for the key."""
         if message["type"] == "http.response.start":
             length = Headers(raw=message["headers"]).get("content-length", "0")
-            self._hold(int(length))  # of an answer in one part: it is refused before its status is sent
+            self._hold(int(length))  # of an answer in one part, so that it is refused before its status is sent
         elif len(body := message.get("body", b"")) > PIECE_BYTES:
             await self._send_in_pieces(body, more_body=message.get("more_body", False))
             return
@@ -589,7 +591,7 @@ class Pieces:
             self._scope[PROBE_OF_ANSWER] = probe
 
     def close(self) -> None:
-        """Forgets what was not sent."""
+        """Takes the unsent rest off the count."""
         self._release(self._num_held)
 
     def _hold(self, num_bytes: int) -> None:

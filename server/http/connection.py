@@ -1,7 +1,6 @@
-"""A client's connection: its body, received within bounds and decoded, and the end of the work for it.
+"""A client's connection: receives and decodes its body within limits, and ends its work when it disconnects.
 
-Work ends early when the client disconnects (`run_while_connected`), or when the server has drained and its time is
-over.
+Work also ends when the server has drained and its time is over (`run_while_connected`).
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ B = TypeVar("B", bound=msgspec.Struct)
 T = TypeVar("T")
 
 LARGE_BODY = 64 << 10
-"""Bytes of a body that is read beside the event loop."""
+"""Bytes of a body from which on its parts are counted, and work on it is moved off the event loop."""
 
 MAX_PARTS = 1 << 16
-"""Objects, lists and members of objects in a body: each takes a microsecond, in which nothing else runs."""
+"""Most objects, lists and members of objects in a large body: each takes a microsecond, in which nothing else runs."""
 MAX_ITEMS = 1 << 17
-"""Commas in a body, outside its texts, unless it may hold more token ids."""
+"""Most commas in a large body, outside of its texts, unless it may hold more token ids."""
 MAX_TOKEN_IDS = 1 << 20
-"""Bound of these."""
+"""Most commas in a large body that may hold lists of token ids."""
 
 
 class ClientClosedError(Exception):
@@ -48,8 +47,8 @@ async def read_body(request: HttpRequest, *, limit: int, timeout_s: float) -> by
     """Receives the body of a JSON request.
 
     Raises:
-        ApiError: it is not JSON by its headers, too large, too slow, or too much for the key beside others.
-        ClientClosedError: the client left before the end.
+        ApiError: its headers do not say JSON, it is too large or too slow, or the key's bodies are too large together.
+        ClientClosedError: the client disconnected before the end.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
@@ -91,15 +90,15 @@ def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
 
 
 def decode(data: bytes, kind: type[B], *, max_items: int = MAX_ITEMS) -> B:
-    """Decodes a body of `kind`, with `max_items` commas at most. Unknown fields are skipped.
+    """Decodes a body of `kind`, with at most `max_items` commas if it is large. Unknown fields are skipped.
 
     Raises:
-        ApiError: the data is not JSON, or not of this kind; `param` is the path of the field to blame. Or it has too
+        ApiError: the data is not JSON or not of this kind, with the path of the faulty field as `param`; or it has too
             many parts, or too long a list.
     """
     check_parts(data, max_items=max_items)
     try:
-        data.decode()  # raw parts would pass unchecked
+        data.decode()  # msgspec does not check raw parts for UTF-8
         body: B = _decoder(kind).decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise from_decode_error(error) from error
@@ -107,10 +106,10 @@ def decode(data: bytes, kind: type[B], *, max_items: int = MAX_ITEMS) -> B:
 
 
 def check_parts(*texts: bytes, max_items: int = MAX_ITEMS, param: str | None = None) -> None:
-    """Checks that JSON texts which are large together can be decoded in a moment.
+    """Checks that JSON texts do not take too long to decode; small ones, of LARGE_BODY in all, always pass.
 
     Raises:
-        ApiError: they have too many parts. Its `param` is that of the texts, or else names the longest list of a body.
+        ApiError: they have too many parts or commas. Its `param` is the given one, or names the longest list.
     """
     if sum(map(len, texts)) <= LARGE_BODY:
         return
@@ -127,7 +126,7 @@ def check_parts(*texts: bytes, max_items: int = MAX_ITEMS, param: str | None = N
 
 
 def _longest_list(data: bytes) -> str | None:
-    """The member of a body that is the longest list."""
+    """Returns the name of the member of a body that is the longest list; None if there is none."""
     try:
         members = _decoder(dict[str, msgspec.Raw]).decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -151,9 +150,9 @@ def _count_parts(data: bytes) -> tuple[int, int]:
 
 
 class Lifecycle:
-    """Serving, then draining, then expired. Only moves on. Changed and awaited on the event loop.
+    """State of a server: serving, then draining, then expired, never back. Changed and awaited on the event loop.
 
-    num_running     requests that are being answered, but for those that look at the server itself
+    num_running     requests that are being answered, without those about the server itself
     """
 
     def __init__(self) -> None:
@@ -163,24 +162,25 @@ class Lifecycle:
         self._ends_at = 0.0
 
     def drain(self, limit_s: float = 0.0) -> None:
-        """Refuses new work from now on, for `limit_s` seconds at most. Safe in a signal handler."""
+        """Refuses new work from now on; running work has `limit_s` seconds left. Safe in a signal handler."""
         self._ends_at = time.monotonic() + limit_s
         self.draining = True
 
     def refusal(self) -> ShuttingDownError:
-        """The answer to new work while the server drains."""
+        """Returns the answer to new work while the server drains."""
         return ShuttingDownError(self._ends_at - time.monotonic())
 
     def expire(self) -> None:
-        """Stops what still runs."""
+        """Stops the work that is still running."""
         self.draining = True
         self.expired.set()
 
 
 async def run_while_connected(work: Awaitable[T], receive: Receive, lifecycle: Lifecycle) -> T:
-    """Returns the result of `work`, which is cancelled when the client disconnects. The body must have been read.
+    """Returns the result of `work`, and cancels it when the client disconnects or the server's time is over.
 
-    This watches the connection itself: frameworks cancel streams in some versions only, and plain answers never.
+    The body must have been read. This watches the connection itself, as frameworks cancel streams in some versions
+    only, and plain answers never.
 
     Raises:
         ClientClosedError: the client disconnected.

@@ -1,7 +1,8 @@
 """Routes of programs: those sent as instructions, and those deployed by name and called with JSON arguments.
 
-A program whose client leaves is dropped, with its state, kept or not: its stream is closed (`server/http/answers.py`),
-and the engine's client then sends a `Drop` (`runtime/client/streams.py`; `Executor.drop`).
+When a client leaves before the last event, its program is dropped, with its state, kept or not: closing its events
+(`Merged.close`) ends the engine's stream (`runtime.client.streams.aiterate`), which drops the program
+(`Executor.drop`).
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ from .openapi import card, document
 MAX_OPS = 4096
 MAX_BRANCHES = 1024
 MAX_KEPT = 4096
-"""States of one key that are known to be there perhaps."""
+"""Most ids of kept states that the server remembers for a key."""
 MAX_DEPLOYED = 256
 MAX_DEPLOYED_BYTES = 64 << 20
 
@@ -67,7 +68,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 
 
 class Programs:
-    """The programs of a server. Lives on its event loop.
+    """The programs of a server, used on its event loop.
 
     Raises:
         RequestError: one of `templates` cannot be run.
@@ -75,7 +76,7 @@ class Programs:
 
     def __init__(self, service: Service, templates: tuple[Template, ...] = ()) -> None:
         self._service = service
-        # Ids of each key's states that may be there, and when they were used last.
+        # By key: the ids of states that may exist, and the time of their last use.
         self._kept: defaultdict[str, dict[str, float]] = defaultdict(dict)
         self._templates: dict[str, Template] = {}
         self._num_bytes: dict[str, int] = {}
@@ -89,7 +90,7 @@ class Programs:
     # Sent
 
     async def run(self, request: HttpRequest) -> Response:
-        """Runs the program in the body. The answer is a stream of ProgramEvents, as JSON."""
+        """Runs the program in the body. The answer streams its ProgramEvents as JSON."""
         data = await self._service.read_body(request)
         read = partial(_program, data, self._service.client.tokenizer)
         program = await self._service.beside(request, read, size=len(data))
@@ -117,7 +118,10 @@ class Programs:
             del kept[next(iter(kept))]
 
     async def drop(self, request: HttpRequest) -> Response:
-        """Drops the caller's state of this id while there may be one, otherwise a deployed program that it may see."""
+        """Deletes the caller's state of this id, or a deployed program of this name.
+
+        The latter if the caller may see it and has no state of this id that may still exist; it takes an admin key.
+        """
         program_id = request.path_params["program_id"]
         scoped = _scoped(request, program_id)
         used = self._kept[caller_of(request.scope).name].pop(scoped, None)
@@ -133,7 +137,7 @@ class Programs:
     async def _start(
         self, request: HttpRequest, program: Program, *, grammar_param: str = "", pings: bool = True
     ) -> Merged[ProgramEvent]:
-        """The events of a program that has begun: its refusal is raised here, as a plain HTTP error."""
+        """Starts a program and returns its events. Raises a refusal, which becomes a plain HTTP error."""
         visit = visit_of(request.scope)
         happens = self._service.client.arun(program, settle=lambda last: visit.charge(last.usage))
         backlog = Backlog(happens, WaitingEvents(), self._service.budget)
@@ -178,11 +182,11 @@ class Programs:
         return await self._service.beside(request, lambda: to_json(card(template)), size=size)
 
     def _allowed(self, request: HttpRequest) -> Iterator[Template]:
-        """The deployed programs that the caller may call."""
+        """Yields the deployed programs that the caller may call."""
         return (template for name, template in self._templates.items() if _may_see(request, name))
 
     def _find(self, request: HttpRequest) -> tuple[Template, int]:
-        """The deployed program that the path names, and its size in bytes."""
+        """Returns the deployed program that the path names, and its size in bytes; raises ApiError if there is none."""
         name = request.path_params["name"]
         template = self._templates.get(name) if _may_see(request, name) else None
         if template is None:
@@ -197,7 +201,7 @@ class Programs:
     # Calling
 
     async def call(self, request: HttpRequest) -> Response:
-        """Runs a program. The body holds its arguments; with `?stream=true` the answer is a stream of events."""
+        """Runs a deployed program with the arguments in the body; `?stream=true` (or 1) streams its events."""
         template, size = self._find(request)
         _check_tools(template.ops, caller_of(request.scope).limits.tools, self._service.client.tools, param="name")
         body = await self._service.read_body(request)
@@ -233,13 +237,13 @@ class Programs:
 
 
 def _scoped(request: HttpRequest, program_id: str) -> str:
-    """The id that the engine knows a program by: each API key's programs are its own."""
+    """Returns the engine's id of a program, which holds the API key's name: each key has programs of its own."""
     name = caller_of(request.scope).name
     return f"{name}/{program_id}" if name else program_id
 
 
 def _may_see(request: HttpRequest, name: str) -> bool:
-    """Tells whether the caller may know of a deployed program of this name."""
+    """True if the caller may know of a deployed program of this name."""
     names = caller_of(request.scope).limits.programs
     return names is None or name in names
 
@@ -253,8 +257,8 @@ def _check_size(program: Program) -> None:
 
 
 def _check_ops(ops: tuple[Op, ...]) -> None:
-    """Raises ApiError if there are too many instructions, those in blocks included, or blocks in each other, or if a
-    constraint is too long."""
+    """Raises ApiError for too many instructions (with those in blocks) or branches, too deep blocks, or too long a
+    constraint."""
     depth, level = 0, list(ops)
     while level := [inner for op in level for inner in _inner(op)]:
         depth += 1
@@ -308,7 +312,7 @@ def _listed(templates: Sequence[Template]) -> Response:
 
 
 def _program(data: bytes, tokenizer: Tokenizer) -> Program:
-    """Reads a program. Raises BoughError."""
+    """Decodes and checks a program. Raises ApiError, or BoughError if it does not fit."""
     program = decode(data, Program)
     _check_size(program)
     check_room(program.ops, tokenizer)
@@ -316,13 +320,13 @@ def _program(data: bytes, tokenizer: Tokenizer) -> Program:
 
 
 def _deployable(body: bytes, name: str, client: EngineClient) -> tuple[Template, Response]:
-    """Reads a template, and the answer that describes it. Raises as `_check`."""
+    """Decodes and checks a template; returns it with the answer that describes it. Raises as `_check`."""
     template = msgspec.structs.replace(decode(body, Template), name=name)
     return template, _check(template, client)
 
 
 def _check(template: Template, client: EngineClient) -> Response:
-    """Checks a program before it is deployed, and describes it.
+    """Checks a program before it is deployed; returns the answer that describes it.
 
     Raises:
         ApiError, BoughError: it cannot be run or described.
@@ -342,7 +346,7 @@ def _check(template: Template, client: EngineClient) -> Response:
 
 
 async def _written(events: Merged[ProgramEvent], scope: Scope) -> AsyncIterator[bytes]:
-    """Writes events as they are, and notes the error of a program that fails."""
+    """Yields events as they are, written as JSON, and notes the error of a program that fails."""
     async for item in events:
         if item is not None and isinstance(item[1], Failed):
             note_error(scope, item[1].error.code)
@@ -350,7 +354,7 @@ async def _written(events: Merged[ProgramEvent], scope: Scope) -> AsyncIterator[
 
 
 async def _to_event(happened: ProgramEvent) -> bytes:
-    """Writes one event. The end of a program may be large: others have their turn between its texts."""
+    """Writes one event. The end of a program may be large: other tasks have a turn between its texts."""
     if not isinstance(happened, Done) or sum(map(len, happened.texts.values())) <= LARGE_BODY:
         return event(happened)
     texts = []
@@ -373,7 +377,7 @@ async def _collect(events: Merged[ProgramEvent], results: Results) -> Usage:
 async def _chunks(
     events: Merged[ProgramEvent], results: Results, last: Callable[[Usage], Awaitable[bytes]]
 ) -> AsyncIterator[bytes]:
-    """Writes events as they happen, then the `last` with the result."""
+    """Yields events as they happen, then the `last` one with the result."""
     usage = Usage()
     async for item in events:
         if item is None:
