@@ -44,7 +44,8 @@ EXIT_MODEL = 3
 """Exit status where the model cannot be loaded."""
 
 EXIT_TIMEOUT_S = 5.0
-"""Seconds that the exit handlers of a server's process may take together."""
+HURRIED_EXIT_TIMEOUT_S = 1.0
+"""Seconds that the exit handlers of a server's process may take together; after a second signal fewer."""
 
 _EXAMPLES = """\
 examples:
@@ -196,7 +197,8 @@ def _end_process(status: int) -> NoReturn:
     """Ends the process in order, but for its threads: the interpreter would wait for those that tools have begun, and
     that may hang. Exit handlers may, too."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a further Ctrl-C ends it at once
-    limit = threading.Timer(EXIT_TIMEOUT_S, os._exit, [status])
+    limit_s = HURRIED_EXIT_TIMEOUT_S if status > 128 else EXIT_TIMEOUT_S
+    limit = threading.Timer(limit_s, os._exit, [status])
     limit.daemon = True
     with contextlib.suppress(RuntimeError):  # the system has no more threads
         limit.start()
