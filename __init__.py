@@ -1,10 +1,10 @@
 """bough: write multi-call LLM programs in Python; they run next to a radix-tree KV cache.
 
-`lang` records programs and `server` is the HTTP API; `runtime` runs both; below it `radix` caches prefixes and evicts
-their pages, `constrain` makes grammars and masks, `kernels` computes. `cli` is the command.
+`lang` records programs, `server` is the HTTP API, and `runtime` executes the requests of both; below it `radix` caches
+prefixes and evicts their pages, `constrain` makes grammars and masks, `kernels` computes. `cli` is the command line.
 
-Every public name, and the module that holds it. A name is imported when it is first used, so `import bough` costs next
-to nothing and never imports torch.
+This module lists every public name with the module that holds it. A name is imported when it is first used, so `import
+bough` costs next to nothing and never imports torch.
 """
 
 from importlib import import_module

@@ -1,6 +1,6 @@
-"""Constraints on what is generated: specs, their compiler, and the token masks it makes.
+"""Constraints on generated text: specs, the compiler that turns them into grammars, and matchers that mask tokens.
 
-A name is imported when it is first used: who only sends constraints to an engine needs no compiler.
+A name is imported when it is first used, so that a client that only sends constraints loads no compiler.
 """
 
 from importlib import import_module

@@ -1,5 +1,5 @@
 """The language: Python functions that record LLM programs, and the backends that run them.
 
-`api`, `control` and `function` are what users write; floors, from the top: sglang | compile | backends, run, state,
-session, record, types | tools, diagnostics.
+Users write `api`, `control` and `function`; `backend` is the interface to backends. Layers, from the top: sglang,
+backends, api, control, function, compile, run, state, session, observe | tools, backend | record, diagnostics | types.
 """

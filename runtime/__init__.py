@@ -1,9 +1,10 @@
-"""The engine, and all that runs a model: programs, requests, the scheduler, passes, drawing of tokens.
+"""The engine, and all that runs a model: programs, requests, the scheduler, forward passes, sampling.
 
-`client` is the door: requests and programs come in, streams of events go out. Floors, from the top: client, load,
-programs | templates, engine, runner, models, sampler | scheduler | tokenizer | checkpoints | tools, protocol.
+`client` is the entry: requests and programs come in, streams of events go out. Clients over HTTP are the server's.
+Layers, from the top: client | templates, load | programs, engine, runner, models | tokenizer, checkpoints | sampler |
+scheduler | tools, protocol.
 
-What is decided where: what a step computes, who waits and who shares a prefix in `scheduler`; what delays a constrained
-row in `engine`; what an instruction does, and what becomes of a program whose client leaves, in `programs`; what files
-are read in `checkpoints`. `client` is the interface to an engine; clients over HTTP are the server's.
+What each decides: `scheduler`, which sequences a step computes, which wait, and which share a prefix; `engine`, how
+long a constrained sequence waits for its grammar, masks and checks; `programs`, what an instruction does, and how a
+program ends when its client leaves; `checkpoints`, which files are read.
 """

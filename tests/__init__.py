@@ -1,1 +1,1 @@
-"""Tests, by the folder and module that they are for."""
+"""Tests, arranged as the folders and modules that they test."""

@@ -1,4 +1,4 @@
-"""The language: programs as one request against gen by gen over HTTP.
+"""Benchmarks of the language: programs as one request, against the same calls one by one over HTTP.
 
 Programs come in; times, tokens and requests go out.
 """

@@ -1,4 +1,4 @@
-"""Peers on this processor: llama.cpp, OpenVINO GenAI, vLLM, transformers, guidance, outlines, SGLang's language.
+"""Contests with peers on a CPU: llama.cpp, OpenVINO GenAI, vLLM, transformers, guidance, outlines, SGLang's language.
 
-Names of peers and workloads come in; ratios, taken in turns, go out.
+Names of peers and workloads come in; ratios, from runs in turn, go out.
 """

@@ -1,4 +1,4 @@
-"""Workloads: programs, prompts and the texts that they are about.
+"""Workloads of the benchmarks: programs, prompts, and seeded texts for them.
 
 Sizes and seeds come in; the same programs and prompts for every side go out.
 """

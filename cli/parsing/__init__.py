@@ -1,2 +1,2 @@
-"""The words of the command line: its parser, options made from settings, where their values come from, and the
-spellings of other engines."""
+"""Parsing of the command line: the parser, options made from settings, the sources of their values, and the spellings
+of other engines."""

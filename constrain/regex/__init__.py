@@ -1,5 +1,5 @@
 """Regular languages of texts and numbers: built, combined (intersection, complement), decided, written as terminals.
 
-Patterns, formats and bounds come in; languages whose emptiness and equality can be asked go out as terminals or
-automata.
+Patterns, formats and bounds come in; languages that can be tested for members, emptiness and common words go out as
+terminals or automata.
 """

@@ -1,4 +1,4 @@
-"""A model's tokens as bytes, and what is precomputed from them.
+"""A model's tokens as bytes, and tables precomputed from them.
 
 A tokenizer's inventory comes in; tries, tables and rows of masks that every matcher shares go out.
 """

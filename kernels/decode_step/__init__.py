@@ -1,4 +1,4 @@
-"""The end of a decode step on the device: the draw, the next grammar state, the next input.
+"""The two ends of a decode step on the device: its inputs, the draw, and the next grammar states.
 
-Logits and per-slot state come in, tokens and the state of the next step go out; nothing is read by the host.
+Logits and per-slot state come in, tokens and the state of the next step go out; the host reads nothing in between.
 """

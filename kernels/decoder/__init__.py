@@ -1,4 +1,5 @@
-"""Operations of a decoder layer between its products: norms, rotary positions, gated activations.
+"""Operations of a decoder layer between its products: norms and gated activations; rotary positions in torch.
 
-Rows come in, rows go out; `select` chooses between torch and Triton.
+Rows come in, rows go out; `select` chooses between torch and Triton. In Triton, rotary positions are applied in
+`attention.rope_store`.
 """

@@ -23,7 +23,8 @@ Adding a quantised format. Take the steps that apply; formats of files that fit 
    `_KINDS` in `benchmarks/gpu/cases/layers.py`.
 5. Rounding for the CPU library: `NATIVE_KINDS`, `fits`, `decoder_bytes`, `_form`, `load_native` (the head),
    `_Loader._tile` and `_tile_in_groups` in `runtime/models/native.py`; `read_packed` in
-   `runtime/models/quantised_linear.py`; `obstacle_to_native` in `runtime/load/load_native.py`.
+   `runtime/models/quantised_linear.py`; in `runtime/load`, `obstacle_to_native` in `load_native.py` and the widths that
+   `make_engine` names in `load_torch.py`; `docs/cli.md`, and the head of `benchmarks/perplexity.py`.
 6. New tiles in the CPU library: `packed.py` and `weights.py` in `kernels/native`; the bits of the format in
    `library.py` and `source/bough_cpu.h`; the layout, which `source/pack.c` writes (`layout_of`, `put_codes`) and
    `source/linear/tiles.h` reads; a product in `source/linear/linear.h` (`PRODUCT`, `select_product`).

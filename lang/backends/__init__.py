@@ -1,4 +1,4 @@
-"""Places where programs run: in this process, on a server, over another API, recorded, or against scripted answers.
+"""Backends, which run programs: in this process, on a server, over another API, from recordings, or scripted.
 
 Programs come in, program events go out; `lang.backend.Backend` is the interface.
 """

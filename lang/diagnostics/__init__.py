@@ -1,4 +1,4 @@
-"""Errors, the lines of a body that they are about, and checks of options.
+"""Errors of programs, and the lines of user code that they point to.
 
-Mistakes come in; messages that name the field, the place and the remedy go out.
+Mistakes come in; messages that name the field, the line and the remedy go out.
 """

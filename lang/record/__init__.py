@@ -1,4 +1,4 @@
-"""Recording: what a body appends becomes instructions, by way of expressions, options, variables and conditions.
+"""Recording: turns what a body appends (expressions, with options, variables and conditions) into instructions.
 
 Expressions come in, segments of a `runtime` program go out.
 """

@@ -1,4 +1,4 @@
-"""One run of a body: its branches, what was sent, what came back, and how Python waits for it.
+"""One run of a body: its branches, the segments sent, the values received, and how Python waits for them.
 
 Recorded segments come in and go to the backend; events come back and become known values.
 """

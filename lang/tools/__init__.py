@@ -1,4 +1,4 @@
-"""Tools that programs use: Python functions and HTTP endpoints, described by their signatures.
+"""Tools for programs: Python functions, HTTP endpoints, tools of MCP servers, and the offer of tools to a model.
 
-A callable comes in, a `Tool` with a schema goes out.
+A callable or an address comes in, a tool with a schema of its arguments goes out.
 """

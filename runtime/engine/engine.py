@@ -169,9 +169,9 @@ class Engine:
         self._size.under_way_s = seconds
 
     def sleep_s(self) -> float | None:
-        """Seconds that an idle engine may sleep unless it is woken. None: any time.
+        """Returns the seconds until the first deadline of the requests that wait for a compilation or a check.
 
-        Until the first deadline of the requests that wait for a compilation or a check.
+        An idle engine may sleep so long unless it is woken. None: there is no deadline.
         """
         held = (*(self._live[request_id] for request_id in self._admission.compiling), *self._checks.under_way)
         first = min((generation.sequence.standing.deadline for generation in held), default=math.inf)

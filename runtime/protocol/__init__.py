@@ -1,4 +1,5 @@
-"""The types that cross a border: requests, sampling parameters, programs, conditions, templates, errors.
+"""Types that cross layers and processes: settings, requests, sampling parameters, programs, templates, errors.
 
-Plain data (msgspec), validated when made, and at the same time the wire format between processes. No torch.
+Plain data (msgspec), validated when it is made, which is also the wire format between processes; and the evaluation of
+its conditions and patterns. No torch.
 """

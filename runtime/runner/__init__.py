@@ -1,5 +1,5 @@
 """Passes over the model, launched and read: on the CPU library, in torch, on a GPU eagerly or as graphs.
 
-Sequences that share pages are found in the cache by `scheduler`; `gpu_shared_reads` has what they share read once. A
-planned batch comes in, logits or drawn tokens go out.
+Plans come in, logits or drawn tokens go out. Where sequences share pages, which `scheduler` has found in the cache,
+`gpu_shared_reads` lets a decode step read them once.
 """

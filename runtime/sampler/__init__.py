@@ -1,4 +1,4 @@
-"""Drawing the tokens of a pass on the host, in C or in torch, seeded by (seed, position) alone.
+"""Sampling of a pass's tokens: in C on the host, or in torch on any device, with random numbers of (seed, position).
 
 Logits, masks and sampling parameters come in; tokens and log-probabilities go out.
 """

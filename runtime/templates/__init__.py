@@ -1,4 +1,4 @@
-"""Programs with holes: arguments filled in, checked beforehand, results read back.
+"""Templates, programs with holes: checks them, fills in arguments, and reads results back.
 
-A template and arguments come in, a program goes out; its values come in, a result goes out.
+A template and arguments come in, a program goes out; its events come in, a result goes out.
 """

@@ -1,4 +1,4 @@
-"""Tools in the engine: the registry, checked arguments, threads and quotas.
+"""Tools in the engine: the registry, checked arguments, threads and quotas, and the forms in which models write calls.
 
-Calls with arguments as JSON come in, texts or errors go out; a slow tool holds up no step.
+Calls with arguments as JSON come in, texts or errors go out; a slow tool delays no step.
 """

@@ -1,4 +1,4 @@
-"""Cases of the GPU benchmark: problems, our kernels, rivals, and what the machine could do at most.
+"""Cases of the GPU benchmark: problems, our kernels, others' kernels, and the ceilings of the device.
 
 Settings come in, timed functions go out.
 """

@@ -1,4 +1,4 @@
-"""One side of a contest each, run in the interpreter of its peer: nothing here may need bough but bough's own side.
+"""Sides of a contest, each run in the environment of its peer; only bough's own side may import bough.
 
 Lines of JSON come in, lines of JSON go out.
 """

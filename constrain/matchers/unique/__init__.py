@@ -1,4 +1,4 @@
-"""Elements and keys that must differ, where no grammar can say so.
+"""Array elements and object keys that must differ, which no grammar can express.
 
 Paths of a schema come in; while a text is written, tokens that would repeat a value are masked.
 """

@@ -1,5 +1,5 @@
-"""Work lists of attention: which program reads which pages for which rows.
+"""Work lists of attention: the pages that each program of a kernel reads, and the rows that it reads them for.
 
-Page tables and lengths come in, flat arrays for the kernels go out. Rows whose page tables begin with the same pages,
-which `radix` shares, read those once a batch (cascade attention) where the cost model says that it pays.
+Page tables and lengths come in, flat arrays for the kernels go out. Where the cost model says that it pays, pages with
+which several page tables begin, as `radix` shares them, are read once for all their rows (cascade attention).
 """

@@ -1,4 +1,4 @@
-"""Backends over APIs that know no programs: OpenAI's, Anthropic's and their like.
+"""Backends over APIs without programs, such as OpenAI's and Anthropic's.
 
-Calls of the interpreter come in; HTTP requests go out, answers come back with what the API cannot do emulated.
+Calls of the interpreter come in; HTTP requests go out, and answers come back. Features that an API lacks are emulated.
 """

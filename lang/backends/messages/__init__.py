@@ -1,4 +1,4 @@
-"""Programs over the APIs of models: the machine that keeps messages and makes one call after the other.
+"""Programs over APIs of single calls: the machine that keeps each branch as messages and makes its calls in order.
 
-Programs come in, one call at a time goes out to the API, program events go out to the session.
+Programs come in; calls go out to the API, one at a time for each branch; program events go out to the session.
 """

@@ -1,4 +1,4 @@
-"""Templates, style sheets and scripts of what people look at: timelines as pages, states in notebooks.
+"""Templates, style sheets and scripts of HTML views: timelines as pages, states in notebooks.
 
-Values come in; HTML goes out, escaped, that needs nothing from outside itself.
+Values come in; escaped, self-contained HTML goes out.
 """

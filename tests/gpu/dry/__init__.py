@@ -1,2 +1,2 @@
-"""The engine on a GPU that is not there: its answers are those of torch on the CPU, and what it asks of the device is
+"""Tests of the engine on a simulated GPU: it answers as torch does on the CPU, and its calls of the device are
 counted."""
