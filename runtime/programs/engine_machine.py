@@ -423,7 +423,7 @@ def _values(choices: Sequence[Sequence[TokenLogprob]]) -> list[list[float]]:
 class _Flight:
     """A call in flight, whose outputs come from within the engine's step.
 
-    op, run     of `frame`; `op` with the tools that it offers
+    op, run     of `frame`; `op` with the constraint for the tools that it offers
     attempts    of the branch when the call began, since the branch may restart
     complete    all its requests have been submitted
     kept        text that has not been sent as a delta

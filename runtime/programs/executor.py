@@ -321,7 +321,7 @@ class Executor:
         self._drop_of_largest(idle, lambda state: state.account.num_held, lambda: self._memory.full)
 
     def _drop_of_largest(self, idle: list[State], size: Callable[[State], int], too_many: Callable[[], bool]) -> None:
-        """While there are `too_many`, drops the least recently used idle state of the tenant with the largest ones."""
+        """While there are `too_many`, drops the least recently used idle state of the tenant with most in `size`."""
         if not too_many():
             return
         had: Counter[str] = Counter()

@@ -362,7 +362,7 @@ class Branch:
 
     @property
     def settled(self) -> bool:
-        """True if it has done all its instructions, or has ended early."""
+        """True if it has done all instructions that it was given so far, or has ended early."""
         return self.failure is not None or (self.started and not self.queue and not self.running)
 
     @property
