@@ -56,6 +56,9 @@ logger = logging.getLogger("bough.engine")
 EXIT_LOAD_FAILED = 3
 EXIT_ENGINE_DIED = 5
 
+FULL_COLLECTION = 1_000
+"""Collections of the middle generation before one of all objects, which takes 0.3 s beside a million of them."""
+
 
 def serve(descriptor: int) -> int:
     """Serves one client until it closes its end. Returns the exit status."""
@@ -106,6 +109,8 @@ def _load(config: EngineConfig, writer: FrameWriter) -> EngineLoop:
     # The model, the vocabulary and the modules stay: collections that walk them would stop the steps for up to 0.1 s.
     gc.collect()
     gc.freeze()
+    # What has ended is freed by its count of references: few collections have to walk all of the programs that run.
+    gc.set_threshold(*gc.get_threshold()[:2], FULL_COLLECTION)
 
     return EngineLoop(engine, config, on_death=lambda: end(writer), serves=True)
 

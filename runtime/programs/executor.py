@@ -299,6 +299,7 @@ class Executor:
     def _forget(self, state: State) -> None:
         del self._states[state.id]
         state.account.close()
+        state.release()
 
     def _trim(self, now: float) -> None:
         """Drops idle states that are too old, then, while there are more than `max_states`, the least recently used one
@@ -396,6 +397,7 @@ class Executor:
         try:
             self._interpreter.stop(list(state.branches.values()))
         finally:  # even if the engine fails here, the listeners get the end
+            state.release()
             for run in runs:
                 run.over = True
                 index = step.index if step is not None and run is step.run else None

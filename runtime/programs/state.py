@@ -479,6 +479,15 @@ class State:
         self.work += work
         run.spend(work)
 
+    def release(self) -> None:
+        """Lets go of what the branches of a program that is over were about to do.
+
+        That refers to the program: left to the garbage collector, it stops the steps of all for tenths of a second.
+        """
+        self.walk.attempts = None
+        for branch in self.branches.values():
+            branch.pending = None
+
     def new_id(self) -> str:
         """Returns an id for a request of the program."""
         number, self.num_requests = self.num_requests, self.num_requests + 1

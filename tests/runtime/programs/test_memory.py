@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import tracemalloc
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -215,3 +216,19 @@ def test_what_a_branch_loses_is_given_back(place: ToolPlace) -> None:
     place.run([Text(0, ("x",)), Repeat(0, body, Either(()), 200)], keep=True)
     assert held(place) < 2 * BRANCH_TOKENS + 500
     assert_all_free(place.engine)
+
+
+def test_a_program_that_is_dropped_is_freed_without_a_collection(place: ToolPlace) -> None:
+    """What its branches were about to do refers to it: a collection of all objects would stop everybody's steps."""
+    children = tuple(range(1, 101))
+    place.start([Text(0, ("x",)), Fork(0, children), *(Gen(child, "v", ENDLESS) for child in children)])
+    place.drive(lambda: sum(branch.pending is not None for branch in place.executor._states["p"].branches.values()) > 5)
+    state = weakref.ref(place.executor._states["p"])
+    gc.collect()
+    gc.disable()
+    try:
+        place.executor.drop("p")
+        place.drive(lambda: place.engine.idle)
+        assert state() is None
+    finally:
+        gc.enable()
