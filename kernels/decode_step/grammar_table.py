@@ -104,11 +104,11 @@ class GrammarPool:
         num_transitions = num_states * num_classes
         if not (self._rows.fits(num_states) and self._classes.fits(1) and self._transitions.fits(num_transitions)):
             return None
-        row, start = self._rows.take(num_states), self._transitions.take(num_transitions)
-        class_base = self._classes.take(1) * self.vocab_size
-        mask, token_class, next_state = upload(
+        mask, token_class, next_state = upload(  # before the room is taken: it fails where there is no memory
             self.mask.device, table.mask.numpy(), table.token_class.numpy(), table.next_state.numpy()
         )
+        row, start = self._rows.take(num_states), self._transitions.take(num_transitions)
+        class_base = self._classes.take(1) * self.vocab_size
         self.mask[row : row + num_states].copy_(mask)
         self.token_class[class_base : class_base + self.vocab_size].copy_(token_class)
         self.next_state[start : start + num_transitions].copy_(next_state.flatten())

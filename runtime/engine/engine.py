@@ -254,25 +254,25 @@ class Engine:
 
     def _launch(self, plan: Plan, before: _LaunchedSteps | None, now: float, outputs: Outputs) -> _LaunchedSteps:
         """Launches `plan`; meanwhile reads the flight before it into `outputs`, fills the masks, and begins to draw."""
-        generations = [self._live[work.sequence.id] for work in plan.work]
-        for generation in generations:
-            generation.admitted(now)
-        specs = self._device_specs(plan.work, generations)
         plans, masks = [plan], None
-        if specs is not None:
-            plans += self._scheduler.repeat(plan, self._steps_ahead(before) - 1)
-        elif before is None:  # masks depend on the tokens of an unread flight; without one they are filled now
-            masks = self._masks.start(plan.work, generations)
-        expected_s = self._size.expected_s(plans)
-        self._size.under_way_s += expected_s
         try:
+            generations = [self._live[work.sequence.id] for work in plan.work]
+            for generation in generations:
+                generation.admitted(now)
+            specs = self._device_specs(plan.work, generations)
+            if specs is not None:
+                plans += self._scheduler.repeat(plan, self._steps_ahead(before) - 1)
+            elif before is None:  # masks depend on the tokens of an unread flight; without one they are filled now
+                masks = self._masks.start(plan.work, generations)
+            expected_s = self._size.expected_s(plans)
+            self._size.under_way_s += expected_s
             launched = self._runner.launch(plans, specs)
         except Exception:
             self._scheduler.cancel(plan)
             if masks is not None:
                 self._masks.abandon(masks)
             raise
-        finally:
+        finally:  # whatever fails, else the sequences of that flight alone would never end
             if before is not None:
                 outputs += self._read(before)
         flight = _LaunchedSteps(plans, generations, launched, now, specs is not None, masks, expected_s)

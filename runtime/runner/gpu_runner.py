@@ -213,7 +213,8 @@ class GpuPasses:
             return False
         if spec.matcher is None:
             return True
-        place = self._grammars.place(spec.matcher.grammar)
+        with on_device(self.device):
+            place = self._grammars.place(spec.matcher.grammar)
         if place is None:
             return False
         # The state is known here, or to the device, which has followed the tokens that nobody has read.

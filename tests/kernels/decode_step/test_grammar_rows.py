@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bough.kernels.decode_step import grammar_table
 from bough.kernels.decode_step.grammar_table import GrammarPool, GrammarTable, TablePlace
 
 from ...support.triton_interpreter import DEVICE
@@ -182,3 +183,17 @@ def test_what_does_not_fit_is_refused() -> None:
         GrammarTable(mask[:0], kinds, following[:0])
     with pytest.raises(ValueError, match="tokens"):
         make_pool().add(GrammarTable(mask[:, :1], kinds[:9], following))
+
+
+def test_a_table_that_there_is_no_memory_to_upload_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tabulate([{0: 0}])
+    pool = GrammarPool(vocab_size=VOCAB, num_tables=1, num_rows=2, num_transitions=8, device=DEVICE)
+
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(grammar_table, "upload", fail)
+        with pytest.raises(torch.OutOfMemoryError):
+            pool.add(table)
+    assert pool.add(table) is not None

@@ -28,6 +28,7 @@ from bough.runtime.protocol.program import Failed, Fork, Gen, Program, ProgramEv
 from bough.runtime.protocol.request import Request, RequestOutput
 from bough.runtime.protocol.sampling_params import SamplingParams
 from bough.runtime.runner.runner import Batch
+from bough.runtime.scheduler.scheduler import Work
 
 from ...support.fakes import FakeRunner, fake_engine
 from ..listening import ENDLESS, SHORT, Clock, Heard, alone, assert_clean, drive, request
@@ -381,6 +382,31 @@ def test_what_a_failed_pass_did_not_compute_is_not_in_the_cache(num_passes: int)
     engine.submit(Request(id="again", prompt=prompt, sampling=SHORT), again)
     drive(engine)
     assert again.tokens[:2] == expected[6:]
+    assert_clean(engine)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a table cannot be put in"), MemoryError("for a table")])
+def test_what_fails_before_a_launch_loses_no_pass_in_flight(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last token of one request is in flight as the pass of the other is prepared."""
+    engine, _ = fake_engine(ahead=4)
+    short, long = Heard(), Heard()
+    engine.submit(request("short", "hello", SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)), short)
+    engine.submit(request("long", "other", SamplingParams(max_tokens=50, temperature=0.0, ignore_eos=True)), long)
+    specs, failures = engine._device_specs, [error]
+
+    def fail_once(work: list[Work], generations: list[Any]) -> Any:
+        if failures and "short" in engine._live and all(each.sequence.id != "short" for each in work):
+            raise failures.pop()
+        return specs(work, generations)
+
+    monkeypatch.setattr(engine, "_device_specs", fail_once)
+    for _ in range(200):
+        if not engine._live:
+            break
+        engine.step()
+    assert not failures
+    assert short.finish.reason == "length"
+    assert long.code == (None if isinstance(error, MemoryError) else "internal_error")
     assert_clean(engine)
 
 
