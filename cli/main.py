@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from typing import NoReturn
@@ -189,6 +190,9 @@ def _status() -> int:
     except OSError as error:
         print(f"bough: {reason(error)}", file=sys.stderr)
         drop_output()
+        return 1
+    except Exception:  # noqa: BLE001  the interpreter would print it, too, and then wait for threads
+        traceback.print_exc()
         return 1
     return status
 

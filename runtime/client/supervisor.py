@@ -136,8 +136,9 @@ class Supervisor(StreamingClient):
         """Ends the engine; what is running in it fails. Closing twice is fine."""
         with self._lock:
             self._closed.set()
-            if self._loading is not None:  # which can take long
-                self._loading.kill()
+            loading = self._loading  # the keeper's thread clears it without the lock
+            if loading is not None:  # which can take long
+                loading.kill()
             if at_once:
                 self._client.kill()
         self._keeper.join(timeout=30.0)

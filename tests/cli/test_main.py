@@ -103,6 +103,23 @@ def test_a_failure_exits_with_1_and_an_interrupt_with_130(
     assert entry() == 130
 
 
+def test_a_server_that_fails_in_any_way_ends() -> None:
+    """A thread that a tool has begun does not keep it."""
+    program = (
+        "import sys, threading\n"
+        "from bough.cli import main\n"
+        "def fail(): raise RuntimeError('no more threads')\n"
+        "threading.Thread(target=threading.Event().wait).start()\n"
+        "main.main, sys.argv = fail, ['bough', 'serve']\n"
+        "sys.exit(main.entry())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert "RuntimeError: no more threads" in done.stderr
+
+
 def test_pull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[str] = []
 
