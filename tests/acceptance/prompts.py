@@ -25,5 +25,6 @@ PROMPTS = (
     "🙂 Emoji are small pictures that",
 )
 
-HANG, LOSE, POISON = "\x02", "\x03", "\x04"
-"""A pass of `faulty_server` that computes this does not end, loses the device, or has logits that are not finite."""
+HANG, LOSE, POISON, SWELL = "\x02", "\x03", "\x04", "\x05"
+"""A pass of `faulty_server` that computes this does not end, loses the device, has logits that are not finite, or runs
+out of memory."""

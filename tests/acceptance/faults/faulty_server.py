@@ -23,7 +23,7 @@ from bough.runtime.protocol.config import EngineConfig
 from bough.runtime.protocol.errors import DeviceLostError
 from bough.server.config import ServerConfig
 from bough.server.serve import serve
-from tests.acceptance.prompts import HANG, LOSE, POISON
+from tests.acceptance.prompts import HANG, LOSE, POISON, SWELL
 from tests.support.fakes import fake_engine
 
 STEP_S = 0.01
@@ -34,7 +34,7 @@ def run_engine(descriptor: int) -> int:
         writer.put(Located(config.model))
         engine, runner = fake_engine(ahead=0)
         runner.broken = ord(POISON)
-        runner.bias = dict.fromkeys(map(ord, (HANG, LOSE, POISON)), -1e9)
+        runner.bias = dict.fromkeys(map(ord, (HANG, LOSE, POISON, SWELL)), -1e9)
         compute = runner.run
 
         def compute_or_break(batch: Any) -> Any:
@@ -42,6 +42,8 @@ def run_engine(descriptor: int) -> int:
                 time.sleep(3600.0)
             if ord(LOSE) in batch.tokens:
                 raise DeviceLostError("the device is gone")
+            if ord(SWELL) in batch.tokens:
+                raise MemoryError("no memory for it")
             time.sleep(STEP_S)
             return compute(batch)
 

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ..prompts import HANG, LOSE, POISON
+from ..prompts import HANG, LOSE, POISON, SWELL
 from ..server_process import ServerProcess
 from .test_faults import FORM, alive, children, complete, engine_of, options, ready_code, wait_until
 
@@ -107,6 +107,21 @@ def test_numbers_that_are_not_finite_end_their_request_alone(faulty: Faulty, *, 
         found = server.metrics()
         assert found["bough_restarts_total"] == 0 and found['bough_finished_total{reason="error"}'] == 1
         assert complete(server, prompt="a prompt", max_tokens=5).status_code == 200
+
+
+def test_a_request_that_there_is_never_memory_for_ends_alone(faulty: Faulty) -> None:
+    """Its pass is made again without the others, who hear nothing of it."""
+    with faulty() as server, ThreadPoolExecutor(2) as pool:
+        expected = complete(server, prompt="neighbour", max_tokens=300).json()["choices"][0]["text"]
+        for stream in (False, True):
+            neighbour = pool.submit(complete, server, prompt="neighbour", max_tokens=300)
+            server.wait_until(lambda found: found["bough_running"] == 1, 10.0)
+            large = complete(server, prompt=f"a prompt{SWELL}", stream=stream)
+            assert large.status_code == 500 and large.json()["error"]["code"] == "out_of_memory"
+            assert large.headers["x-should-retry"] == "false"
+            assert neighbour.result().json()["choices"][0]["text"] == expected
+        found = server.metrics()
+        assert found["bough_restarts_total"] == 0 and found['bough_finished_total{reason="error"}'] == 2
 
 
 @pytest.mark.parametrize("num_chars", [100, 300_000])
