@@ -16,7 +16,7 @@ import os
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -52,6 +52,7 @@ class MaskJob:
     error    the reason, if `right` is 0
     before   work to be done before the masks are filled
     tenant   tenant that the job is done for
+    slow     its turn at the slow threads, if it has one
     """
 
     matcher: Matcher
@@ -61,6 +62,7 @@ class MaskJob:
     first: int = 0
     before: Callable[[], None] | None = None
     tenant: str = ""
+    slow: Future[None] | None = None
     error: MatcherError = field(default_factory=partial(MatcherError, "the grammar allows no further token"))
 
     def run(self) -> None:
@@ -214,7 +216,7 @@ class MaskFiller:
     def _run_slowly(self, job: MaskJob) -> None:
         """Has a job done by the threads for what is slow. Without any it has ended, and no row of it is right."""
         try:
-            self._slow_threads.submit(job.tenant, job.run)
+            job.slow = self._slow_threads.submit(job.tenant, job.run)
         except RuntimeError as error:
             job.error = NoThreadError(f"the machine has no thread left to follow the constraint: {error}")
             job.right = 0
@@ -338,6 +340,8 @@ class MaskStage:
         for generation, job in list(self._deferred.items()):
             if generation.finish is not None:
                 del self._deferred[generation]
+                if job.slow is not None:  # what has not begun would delay others of its tenant
+                    job.slow.cancel()
             elif job.right is not None:
                 self._scheduler.resume(generation.sequence)
 

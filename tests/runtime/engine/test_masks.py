@@ -326,6 +326,26 @@ def test_what_is_left_to_the_slow_threads_comes_right() -> None:
     engine.close()
 
 
+def test_late_masks_of_requests_that_have_ended_are_not_made() -> None:
+    """They would hold their matchers, and delay those of others of the same tenant."""
+    engine, _ = fake_engine(ahead=0, mask_patience_s=0.001, max_num_seqs=64)
+    gate = threading.Event()
+    sampling = SamplingParams(max_tokens=4)
+    for number in range(60):
+        engine.submit(Request(id=str(number), prompt=(65,), sampling=sampling, namespace="k"), lambda _: None)
+        engine._live[str(number)].matcher = Number(1, gate)
+    for _ in range(5):
+        engine.step()
+    slow = engine._masks._filler._slow_threads
+    assert slow.num_waiting() > 20
+    for name in list(engine._live):
+        engine.abort(name)
+    engine.step()
+    assert slow.num_waiting() == 0
+    gate.set()
+    engine.close()
+
+
 def ask(engine: Engine, name: str, spec: GrammarSpec | None, **fields: Any) -> list[RequestOutput]:
     heard: list[RequestOutput] = []
     sampling = SamplingParams(max_tokens=fields.pop("max_tokens", 20), temperature=1.0, seed=1)
