@@ -219,7 +219,7 @@ def test_what_a_branch_loses_is_given_back(place: ToolPlace) -> None:
 
 
 def test_a_program_that_is_dropped_is_freed_without_a_collection(place: ToolPlace) -> None:
-    """What its branches were about to do refers to it: a collection of all objects would stop everybody's steps."""
+    """The calls that its branches had begun refer to it: a collection of all objects would stop everybody's steps."""
     children = tuple(range(1, 101))
     place.start([Text(0, ("x",)), Fork(0, children), *(Gen(child, "v", ENDLESS) for child in children)])
     place.drive(lambda: sum(branch.pending is not None for branch in place.executor._states["p"].branches.values()) > 5)

@@ -499,6 +499,14 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     return lambda fails: monkeypatch.setattr(threading.Thread, "start", fail if fails else begin)
 
 
+def test_no_more_threads_end_than_there_are_too_many() -> None:
+    runner = ToolRunner(max_threads=1)
+    runner._num_threads = 2  # as after an abandoned call has returned
+    assert runner._next() is None
+    ticket = runner.start(Tool("work", lambda: "found"), {}, lambda _: None)
+    assert runner._next() is ticket
+
+
 def test_threads_that_cannot_be_started_are_tried_again(no_threads: Callable[[bool], None]) -> None:
     runner = ToolRunner()
     found, done = collect()
