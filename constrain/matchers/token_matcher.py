@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from ctypes import addressof, c_char
 from functools import cached_property
@@ -23,6 +24,8 @@ from .lexer import Lexer, has_too_many_items, is_broken
 
 MAX_WITNESS_TOKENS = 4_096
 MAX_RESPELLED = 8
+FOLLOW_S, ENCODE_S = 1e-6, 5e-7
+"""Measured: time to follow a token of a way to the end, and to encode a byte."""
 MAX_LEXERS = 8
 """Lexers tried for one step, as others may break them. Who breaks one goes on with one of its own."""
 _TOO_COMPLEX = "the constraint takes more work to follow than one step may use: make its repetitions shorter"
@@ -393,10 +396,14 @@ class TokenMatcher(Matcher):
     def _witness_after(self, before: list[int], remaining: int, patience_s: float | None) -> list[int] | None:
         """A witness of at most `remaining` tokens for the state after a token that was not the witness's."""
         completer = self.grammar.completer
+        ends = math.inf if patience_s is None else time.monotonic() + patience_s
         for way in self._likely_ways(before):
-            if len(way) <= remaining and completer.completes(self.state, way):
-                return way
-        return self.search(remaining, patience_s)
+            if len(way) <= remaining:
+                if time.monotonic() + FOLLOW_S * len(way) > ends:
+                    raise SearchLateError("to follow a way to the end takes longer")
+                if completer.completes(self.state, way):
+                    return way
+        return self.search(remaining, None if patience_s is None else max(ends - time.monotonic(), 0.0))
 
     def _likely_ways(self, before: list[int]) -> Iterator[list[int]]:
         """Returns what may complete the word after the last token, if `before` did before it: a search takes much
@@ -447,7 +454,10 @@ class TokenMatcher(Matcher):
         self._scan = READER.feed(self._scan, tokens.text(self._taken[self._scanned :]))
         self._scanned = len(self._taken)
         after = READER.feed(self._scan, tokens.text([token]))
-        if len(tokens.encode(closing(after, tokens.text([*tail, token]), missing))) <= remaining:
+        end = closing(after, tokens.text([*tail, token]), missing)
+        if patience_s is not None and ENCODE_S * len(end) > patience_s:
+            raise SearchLateError("to encode what closes the text takes longer")
+        if len(tokens.encode(end)) <= remaining:
             self._take(token, patience_s)
             self._scan, self._scanned = after, len(self._taken)
             return token

@@ -28,11 +28,14 @@ from .admission import Admission
 from .checks import Checks
 from .generation import Generation, Listener
 from .masks import LATE_MASK_SLEEP_S, MaskStage, StepMasks
+from .patience import Patience
 from .speculation import DraftStage
 from .step_size import StepSize
 
 logger = logging.getLogger("bough.engine")
 
+STEP_PATIENCE_S = 0.02
+"""Time of a step for ways to words' ends near the ends of budgets, of all rows; other threads seek what is left."""
 MAX_FAILED_PASSES = 8
 """Consecutive passes that must fail, over at least `MAX_FAILING_S`, before the engine gives up: a new process may
 succeed where this one no longer does."""
@@ -360,7 +363,7 @@ class Engine:
             self._fail(flight.plans[0], error)
             return []
         self._passes.num_failed = 0
-        now = self._clock()
+        now, patience = self._clock(), Patience(STEP_PATIENCE_S)
         outputs: Outputs = []
         right, dead_ends = (flight.masks.right, flight.masks.dead_ends) if flight.masks is not None else ({}, {})
         for plan, draws in zip(flight.plans, draws_of, strict=True):
@@ -374,7 +377,9 @@ class Engine:
                 elif index in dead_ends:
                     advance, output = generation.end_at(dead_ends[index], now)
                 else:
-                    advance, output = generation.take(work, draws, flight.first_row[index], right.get(index), now)
+                    advance, output = generation.take(
+                        work, draws, flight.first_row[index], right.get(index), now, patience
+                    )
                 advances.append(advance)
                 self._drafts.settle(generation, work, right.get(index), advance.tokens)
                 if generation.undecided is not None:

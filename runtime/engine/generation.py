@@ -34,6 +34,7 @@ from ..runner.runner import DrawSpec
 from ..sampler.rows import Draws, Row
 from ..scheduler.scheduler import Advance, Sequence, Work
 from .detokenizer import Detokenizer
+from .patience import Patience
 
 logger = logging.getLogger("bough.engine")
 
@@ -306,11 +307,12 @@ class Generation:
             self._report.admitted = now
 
     def take(
-        self, work: Work, draws: Draws, first: int, num_right: int | None, now: float
+        self, work: Work, draws: Draws, first: int, num_right: int | None, now: float, patience: Patience
     ) -> tuple[Advance, RequestOutput | None]:
         """Accepts the draws of this work's rows, which begin at `first`; returns the progress and the output, if any.
 
-        `num_right` is how many of the rows had a mask (None: no grammar).
+        `num_right` is how many of the rows had a mask (None: no grammar). Near the end of a budget, whether a token
+        leaves a way to the end is found out here for as long as `patience` lasts.
         """
         count = work.logits_stop - work.logits_start if num_right is None else num_right
         if not work.samples and work.sequence.score is None:
@@ -323,7 +325,7 @@ class Generation:
         begins = report.first is None
         report.first = now if report.first is None else report.first
         try:
-            tokens, replaced = self._accept(work.drafts[: count - 1], draws, first)
+            tokens, replaced = self._accept(work.drafts[: count - 1], draws, first, patience)
         except SearchLateError:
             report.first = None if begins else report.first
             return Advance(), None
@@ -341,7 +343,9 @@ class Generation:
         tells = tells or len(report.untold.logprobs) >= TOLD_LOGPROBS
         return advance, self._tell(now) if tells else None
 
-    def _accept(self, drafts: AbstractSequence[int], draws: Draws, first: int) -> tuple[list[int], bool]:
+    def _accept(
+        self, drafts: AbstractSequence[int], draws: Draws, first: int, patience: Patience
+    ) -> tuple[list[int], bool]:
         """Accepts drawn tokens while each equals the draft that it verifies, and one more.
 
         Returns the accepted tokens, and True if the grammar replaced the last one.
@@ -354,7 +358,7 @@ class Generation:
             draft = drafts[offset] if offset < len(drafts) else None
             drawn = draws.tokens[first + offset]
             try:
-                token = self._advance_matcher(drawn)
+                token = self._advance_matcher(drawn, patience)
             except SearchLateError:
                 if not tokens:
                     self.undecided = drawn
@@ -389,7 +393,7 @@ class Generation:
         """Ends the request because its grammar allows no further token."""
         return self._fail(now, error.code, str(error))
 
-    def _advance_matcher(self, drawn: int) -> int:
+    def _advance_matcher(self, drawn: int, patience: Patience) -> int:
         if self.matcher is None or drawn in self.terms.eos_ids:
             return drawn
         remaining = self.num_left - 1
@@ -399,7 +403,7 @@ class Generation:
                 raise foreseen.result
             self.matcher, token = foreseen.result
         else:
-            token = self.matcher.accept(drawn, remaining, SEARCH_PATIENCE_S)
+            token = self.matcher.accept(drawn, remaining, min(SEARCH_PATIENCE_S, patience.left_s))
         self._closing |= token != drawn
         self.matcher = self.matcher.successor
         return token

@@ -7,7 +7,6 @@ JSON constraint have in common: their skeleton, place by place.
 from __future__ import annotations
 
 import logging
-import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from ..protocol.request import Request
 from ..runner.runner import PassRunner
 from ..scheduler.scheduler import Advance, Plan, Scheduler, Work
 from .generation import Generation
+from .patience import Patience
 from .step_size import FIXED_ROWS, PassTimes
 
 logger = logging.getLogger("bough.engine")
@@ -70,18 +70,6 @@ Shape = tuple[int, int, bytes, bytes | None]
 """State of a text: what is read, the open containers (after a first 1 a bit each, 1 for an object), the last bytes
 of the skeleton, and what there is of the value (None: too much). The skeleton is the text without what its values
 hold: keys, quotation marks, brackets, commas, colons and whitespace. Digits of a value are all the same."""
-
-
-class Patience:
-    """Time for which the drafts of one step may wait, all together."""
-
-    def __init__(self, seconds: float) -> None:
-        self._end = time.monotonic() + seconds
-
-    @property
-    def left_s(self) -> float:
-        """Seconds that are left; 0 when none are."""
-        return max(self._end - time.monotonic(), 0.0)
 
 
 class DraftStage:

@@ -138,6 +138,22 @@ def test_what_is_in_haste_does_not_wait_for_the_steps_of_others(costly: Compiled
     assert matcher.accept(letter, None, 0.0) == letter
 
 
+def test_what_is_in_haste_does_not_follow_a_long_way_to_the_end(vocabulary: Vocabulary) -> None:
+    """Each token near the end of a budget took as long as to follow the whole way, beside all other generations."""
+    compiler = GrammarCompiler(vocabulary)
+    schema = {"type": "array", "items": {"type": "string"}, "minItems": 400}
+    matcher = compiler.compile(JsonSchema(json.dumps(schema))).matcher()
+    way = matcher.min_tokens()
+    assert way is not None and way > 400
+    matcher.accept(vocabulary.tokens.index(b"["), way + 40, 1.0)
+    quote = vocabulary.tokens.index(b'"')
+    with pytest.raises(SearchLateError):
+        matcher.accept(quote, way + 39, 1e-6)
+    assert len(matcher.taken) == 1
+    assert matcher.accept(quote, way + 39, 1.0) == quote
+    compiler.close()
+
+
 def test_others_take_steps_while_a_text_is_followed_anew(
     costly: CompiledGrammar, allowed: Allowed, letter: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

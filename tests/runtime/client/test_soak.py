@@ -14,6 +14,7 @@ import pytest
 
 from bough.constrain import GrammarError
 from bough.constrain.spec import Choice, GrammarSpec, JsonSchema, Regex
+from bough.runtime.engine import engine as engine_module
 from bough.runtime.engine import generation
 from bough.runtime.engine.engine import Engine
 from bough.runtime.programs.executor import Executor
@@ -363,6 +364,7 @@ def test_soak(ahead: int, keys: Sequence[str], share: float) -> None:
 def test_the_same_seed_gives_the_same_events(page_size: int, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Which step a row sits out while its search goes on is a matter of time, and the order of events with it.
     monkeypatch.setattr(generation, "SEARCH_PATIENCE_S", math.inf)
+    monkeypatch.setattr(engine_module, "STEP_PATIENCE_S", math.inf)
     logs = []
     for _ in range(2):
         pool: dict[str, Any] = {"num_pages": POOL // page_size, "page_size": page_size}

@@ -15,10 +15,10 @@ from bough.constrain import GrammarCompiler, Matcher
 from bough.constrain.matchers import completion
 from bough.constrain.spec import Choice, GrammarSpec, JsonSchema, Regex, Structural, Tag
 from bough.runtime.engine.engine import Engine
+from bough.runtime.engine.patience import Patience
 from bough.runtime.engine.speculation import (
     MAX_SPECULATED,
     Experience,
-    Patience,
     Place,
     Skeleton,
     Skeletons,
