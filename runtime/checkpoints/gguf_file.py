@@ -22,6 +22,7 @@ Value = Scalar | list[int] | list[float] | list[bool] | list[str]
 _MAX_ENTRIES = 1 << 16  # metadata keys, and tensors: real files have under 5,000
 _MAX_NAME_BYTES = 1 << 12
 _MAX_VALUE = 1 << 12  # elements or bytes of a value: some settings have one for each layer
+_MAX_SKIPPED = 1 << 23  # strings of an array that nobody reads: a second of walking
 _MAX_TOKENS = 1 << 22  # and merges: real files have under 2^19
 _STRING, _ARRAY = 8, 9
 _SCALARS: Mapping[int, struct.Struct] = {
@@ -233,8 +234,8 @@ class GGUFFile:
         return stop
 
     def _skip_strings(self, key: str, count: int, offset: int) -> int:
-        if count > (self._size - offset) // _LENGTH.size:
-            raise self._fail(f"the file ends inside {key}: {count} strings claimed")
+        if count > min((self._size - offset) // _LENGTH.size, _MAX_SKIPPED):
+            raise self._fail(f"{key} has too many strings, or the file ends inside it: {count} strings claimed")
         data, last, unpack = self._data, self._size - _LENGTH.size, _LENGTH.unpack_from
         for _ in range(count):  # 100,000 of them in a common file: nothing here but the walk
             if offset > last:

@@ -492,7 +492,7 @@ def _sentencepiece(
     merges: list[tuple[str, str]] = []
     for token in sorted(mergeable, key=lambda token: (-scores[token], token)):
         piece = tokens[token]
-        halves = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
+        halves = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))  # of a long piece never all at once
         known = [pair for pair in halves if pair[0] in vocabulary and pair[1] in vocabulary]
         merges += sorted(known, key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
     normalizers: list[Description] = [{"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]

@@ -135,7 +135,7 @@ class _Exchange:
         return Line(
             id=self.id,
             key="" if self.account is None else self.account.name,
-            method=self._scope["method"],
+            method=self._scope["method"][:32],
             path=self.path[:200],
             status=CLIENT_CLOSED if self.status is None else self.status,
             error=self.error,

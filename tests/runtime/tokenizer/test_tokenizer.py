@@ -688,6 +688,19 @@ def test_ends_of_a_turn_that_are_no_ids_are_left_out(tmp_path):
     assert all(0 <= token < tokenizer.vocab_size for token in tokenizer.eos_ids)
 
 
+def test_a_long_sentencepiece_token_is_cut_one_way_at_a_time() -> None:
+    """One of 8 kB took 258 MB, and one of 32 kB four gigabytes."""
+    fields = sentencepiece_fields()
+    fields["tokenizer.ggml.tokens"] = [*fields["tokenizer.ggml.tokens"], "\U0001f600" + "a" * 4096]
+    fields["tokenizer.ggml.token_type"] = [*fields["tokenizer.ggml.token_type"], 1]
+    fields["tokenizer.ggml.scores"] = [*fields["tokenizer.ggml.scores"], -1e6]
+    tracemalloc.start()
+    build_gguf_tokenizer(fields)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 << 20
+
+
 def test_long_sentencepiece_tokens_are_not_cut_in_all_ways():
     long = sentencepiece_fields()
     long["tokenizer.ggml.tokens"] = [*long["tokenizer.ggml.tokens"][:-1], "x" * 100_000]
