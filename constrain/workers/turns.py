@@ -153,7 +153,8 @@ class FairThreads:
         self._name = f"bough-{name}"
         self._num_most = num_threads
         self._changed = threading.Condition(threading.Lock())
-        self._queue: FairQueue[tuple[Future[Any], Callable[[], Any]]] = FairQueue(most_running)
+        self._queue: FairQueue[Future[Any]] = FairQueue(most_running)
+        self._work_of: dict[Future[Any], Callable[[], Any]] = {}  # of what waits: no future keeps its work
         self._num_threads = 0
         self._num_running = 0
         self._closed = False
@@ -173,16 +174,16 @@ class FairThreads:
         """Has `work` done, when it is the tenant's turn. Raises RuntimeError: they are closed, or no thread is to be
         had."""
         future: Future[T] = Future()
-        item = future, work
         with self._changed:
             if self._closed:
                 raise RuntimeError("the threads are closed")
-            self._queue.push(tenant, item)
+            self._queue.push(tenant, future)
+            self._work_of[future] = work
             num_idle = self._num_threads - self._num_running
             if num_idle < len(self._queue) and self._num_threads < self._num_most:
-                self._begin_thread(tenant, item)
+                self._begin_thread(tenant, future)
             self._changed.notify()
-        future.add_done_callback(lambda done: self._drop(tenant, item) if done.cancelled() else None)
+        future.add_done_callback(lambda done: self._drop(tenant, done) if done.cancelled() else None)
         return future
 
     def close(self) -> None:
@@ -191,20 +192,22 @@ class FairThreads:
             self._closed = True
             self._changed.notify_all()
 
-    def _begin_thread(self, tenant: str, item: tuple[Future[Any], Callable[[], Any]]) -> None:
+    def _begin_thread(self, tenant: str, future: Future[Any]) -> None:
         thread = threading.Thread(target=self._work, name=self._name, daemon=True)
         try:
             thread.start()
         except RuntimeError:  # the system has no more of them
             if not self._num_threads:
-                self._queue.remove(tenant, item)
+                self._queue.remove(tenant, future)
+                del self._work_of[future]
                 raise
         else:
             self._num_threads += 1
 
-    def _drop(self, tenant: str, item: tuple[Future[Any], Callable[[], Any]]) -> None:
+    def _drop(self, tenant: str, future: Future[Any]) -> None:
         with self._changed:
-            self._queue.remove(tenant, item)
+            work = self._work_of.pop(future) if self._queue.remove(tenant, future) else None
+        del work  # not under the lock, which a finalizer of what it holds may take
 
     def _work(self) -> None:
         """Does one piece of work after the other, until none has come for a while."""
@@ -225,12 +228,12 @@ class FairThreads:
         """Waits for the next piece of work, which runs from now on; None if the thread is to end."""
         with self._changed:
             found = self._changed.wait_for(lambda: self._closed or self._queue.pop(), IDLE_S)
-            taken = found if isinstance(found, tuple) else None
-            if taken is None:
+            if not isinstance(found, tuple):
                 self._num_threads -= 1
-            else:
-                self._num_running += 1
-            return taken
+                return None
+            self._num_running += 1
+            tenant, future = found
+            return tenant, (future, self._work_of.pop(future))
 
 
 def settle(future: Future[T], work: Callable[[], T]) -> None:

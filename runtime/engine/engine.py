@@ -443,6 +443,7 @@ class Engine:
         del self._live[generation.request.id]
         self._admission.drop(generation)
         self._drafts.drop(generation)
+        self._masks.drop(generation)
         self._scheduler.remove(generation.sequence)
         self.counters.ended(finish)
 

@@ -52,7 +52,7 @@ class MaskJob:
     error    the reason, if `right` is 0
     before   work to be done before the masks are filled
     tenant   tenant that the job is done for
-    slow     its turn at the slow threads, if it has one
+    slow     set once the slow threads have the job; cancelled before that begins, it is never run
     """
 
     matcher: Matcher
@@ -78,6 +78,11 @@ class MaskJob:
         except BaseException:  # a panic of native code is no Exception, and the engine waits for this job too
             logger.exception("a grammar mask could not be filled")
         self.right = right
+
+    def cancel(self) -> None:
+        """Has the slow threads drop the job, unless it has begun: then it goes on, and nobody reads its rows."""
+        if self.slow is not None:
+            self.slow.cancel()
 
 
 @dataclass(eq=False)
@@ -141,13 +146,17 @@ class Filling:
             return self._changed.wait_for(lambda: self._num_left == 0, timeout_s)
 
     def settle(self) -> list[MaskJob]:
-        """Copies rows that were filled elsewhere into `rows`; returns the jobs that have not ended."""
+        """Copies rows that were filled elsewhere into `rows`; returns the jobs that have not ended.
+
+        Afterwards it has no jobs: a thread that is stuck in one keeps no matchers of the others.
+        """
         late = [job for job in self.jobs if job.right is None]
         for job in self._elsewhere:
             if job not in late:  # not `job.right is None`: a job may end at any time, but stays late for this step
                 assert job.rows is not None and job.right is not None
                 job.right = min(job.right, 1 + len(job.drafts))
                 self.rows[job.first : job.first + job.right] = job.rows[: job.right]
+        self.jobs, self._elsewhere = [], []
         return late
 
     @property
@@ -336,14 +345,18 @@ class MaskStage:
         self._defer(generation, job)
 
     def resume_ready(self) -> None:
-        """Resumes the deferred generations whose masks are ready, and forgets those that have ended."""
+        """Resumes the deferred generations whose masks are ready, and drops those that have ended."""
         for generation, job in list(self._deferred.items()):
             if generation.finish is not None:
-                del self._deferred[generation]
-                if job.slow is not None:  # what has not begun would delay others of its tenant
-                    job.slow.cancel()
+                self.drop(generation)
             elif job.right is not None:
                 self._scheduler.resume(generation.sequence)
+
+    def drop(self, generation: Generation) -> None:
+        """Gives up the late mask of a generation that has ended, if there is one."""
+        job = self._deferred.pop(generation, None)
+        if job is not None:
+            job.cancel()
 
     def close(self) -> None:
         self._filler.close()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import Future
 from typing import Any
 
@@ -142,6 +144,33 @@ def test_what_nobody_waits_for_is_dropped() -> None:
     gate.set()
     assert last.result(10.0) == "done"
     assert done == []
+    threads.close()
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_a_future_keeps_nothing_of_its_work(cancelled: bool) -> None:
+    """Nor does it need the garbage collector to be freed."""
+
+    class Work:
+        def __call__(self) -> str:
+            return "done"
+
+    threads = FairThreads("test", 1)
+    gate = threading.Event()
+    gc.disable()
+    try:
+        occupy(threads, gate)
+        work = Work()
+        held = weakref.ref(work)
+        future = threads.submit("a", work)
+        del work
+        if cancelled:
+            assert future.cancel()
+        gate.set()
+        assert threads.submit("a", lambda: "last").result(10.0) == "last"
+        assert future.done() and held() is None
+    finally:
+        gc.enable()
     threads.close()
 
 

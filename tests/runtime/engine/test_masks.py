@@ -18,7 +18,7 @@ from bough.constrain.matchers.interface import GrammarState
 from bough.constrain.spec import GrammarSpec
 from bough.constrain.vocabulary.vocabulary import MaskRow
 from bough.runtime.engine.engine import Engine
-from bough.runtime.engine.masks import MaskFiller, MaskJob
+from bough.runtime.engine.masks import MAX_STUCK, NUM_SLOW, MaskFiller, MaskJob
 from bough.runtime.protocol.request import Request, RequestOutput
 from bough.runtime.protocol.sampling_params import SamplingParams
 
@@ -408,6 +408,74 @@ def test_what_no_thread_could_begin_is_not_kept(monkeypatch: pytest.MonkeyPatch)
     gc.collect()
     assert not matchers
     filler.close()
+
+
+def flood(engine: Engine, name: str, gate: threading.Event) -> weakref.WeakSet[Matcher]:
+    """Submits requests of one key, whose masks wait for the gate; returns their matchers."""
+    matchers: weakref.WeakSet[Matcher] = weakref.WeakSet()
+    for number in range(60):
+        ask(engine, f"{name}-{number}", None)
+        matcher = engine._live[f"{name}-{number}"].matcher = Number(1, gate)
+        matchers.add(matcher)
+    return matchers
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_masks_of_what_was_aborted_are_given_up(ahead: int) -> None:
+    """Only those go on that have begun."""
+    engine, _ = fake_engine(ahead=ahead, mask_patience_s=0.001, max_num_seqs=64)
+    filler, gate = engine._masks._filler, threading.Event()
+    matchers: weakref.WeakSet[Matcher] = weakref.WeakSet()
+    for count in range(3):
+        matchers |= flood(engine, str(count), gate)
+        for _ in range(5):
+            engine.step()
+        assert filler._slow_threads.num_waiting()
+        for name in list(engine._live):
+            engine.abort(name)
+        if ahead:
+            engine.step()
+        assert filler._slow_threads.num_waiting() == 0
+    gc.collect()
+    assert len(matchers) <= filler.num_threads + MAX_STUCK + NUM_SLOW
+    gate.set()
+    heard = ask(engine, "live", None, max_tokens=2)
+    engine._live["live"].matcher = Number(1)
+    run(engine)
+    assert code_of(heard) == "length"
+    deadline = time.monotonic() + 10.0
+    while matchers and time.monotonic() < deadline:
+        time.sleep(0.001)
+        gc.collect()
+    assert not matchers
+    engine.close()
+
+
+def test_a_search_does_not_wait_for_those_of_aborted_requests() -> None:
+    engine, _ = fake_engine(ahead=0, mask_patience_s=0.001, max_num_seqs=64)
+    stage, gate, order = engine._masks, threading.Event(), list[str]()
+
+    def foresee(matcher: Matcher, token: int, remaining: int) -> tuple[Matcher, int]:
+        assert gate.wait(10.0)
+        order.append("aborted")
+        return matcher, token
+
+    for number in range(20):
+        ask(engine, str(number), None)
+    engine.step()
+    for generation in list(engine._live.values()):
+        generation.matcher, generation.undecided = Number(1), 66
+        stage.defer_undecided(generation, foresee)
+    job = stage._filler.begin_slow(Number(1), "flood", lambda: order.append("live"))
+    for name in list(engine._live):
+        engine.abort(name)
+    assert stage._filler._slow_threads.num_waiting() == 1 and not stage.any_deferred
+    gate.set()
+    deadline = time.monotonic() + 10.0
+    while job.right is None and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert job.right == 1 and order.count("aborted") <= NUM_SLOW
+    engine.close()
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
