@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -133,6 +133,8 @@ LOWEST = -9999.0
 ECHOED_TOKENS_AT_ONCE = 1024
 """Tokens of a prompt whose log-probabilities are written before others have their turn."""
 
+T = TypeVar("T")
+
 SENT_TOGETHER = 256
 """Tokens whose log-probabilities a stream sends without text, if there is none meanwhile."""
 
@@ -222,6 +224,19 @@ class LogprobLists:
         start = self._offset
         self._offset += len(text)
         return start
+
+
+ENCODED_AT_ONCE = 1_000
+"""Entries of a list that are encoded in one go. Nothing else runs meanwhile: 0.3 ms, with 20 alternatives each."""
+
+
+def in_slices(entries: list[T]) -> list[T]:
+    """Returns entries that are only to be encoded: where there are many, as JSON, so that others run in between."""
+    if len(entries) <= ENCODED_AT_ONCE:
+        return entries
+    starts = range(0, len(entries), ENCODED_AT_ONCE)
+    encoded = [msgspec.json.encode(entries[start : start + ENCODED_AT_ONCE])[1:-1] for start in starts]
+    return cast("list[T]", msgspec.Raw(b"[" + b",".join(encoded) + b"]"))
 
 
 def joined(parts: Iterable[CompletionLogprobs]) -> CompletionLogprobs:
@@ -503,7 +518,7 @@ class _ChatAnswer:
         text = "".join(self._texts)
         message = AnswerMessage(None if self._calls and not text else text, tool_calls=self._calls or UNSET)
         message.reasoning_content = "".join(self._thoughts) if self._thoughts else UNSET
-        logprobs = ChoiceLogprobs(self._logprobs) if with_logprobs else None
+        logprobs = ChoiceLogprobs(in_slices(self._logprobs)) if with_logprobs else None
         return ChatChoice(self._index, message, logprobs, self._finish_reason)
 
 
@@ -641,6 +656,8 @@ class CompletionReply:
         choices = []
         for index, answer in enumerate(self._answers):
             logprobs = joined([*answer.logprobs, *answer.pending]) if self._with_logprobs else None
+            if logprobs is not None:
+                logprobs.top_logprobs = in_slices(logprobs.top_logprobs)
             choices.append(CompletionChoice(index, "".join(answer.texts), logprobs, answer.finish_reason))
         return Completion(
             header.id,

@@ -155,7 +155,7 @@ def _parameters(function: FunctionDefinition) -> str:
 
 
 def _rebased(schema: Any, base: str, depth: int = 0) -> Any:
-    """A schema that was a document of its own, with its references changed for its new place.
+    """A schema that was a document of its own, with its references and the names of places changed for its new place.
 
     Those below an `$id` count from there, wherever that is.
 
@@ -178,11 +178,20 @@ def _rebased(schema: Any, base: str, depth: int = 0) -> Any:
             moved[key] = {name: _rebased(item, base, depth) for name, item in value.items()}
         elif key in ("$ref", "$dynamicRef") and isinstance(value, str) and (value == "#" or value.startswith("#/")):
             moved[key] = base + value[1:]
+        elif _names_a_place(key, value):  # others may have the same name
+            moved[key] = f"{value}.{base.rpartition('/')[2]}"
         elif key in ("const", "enum", "default", "examples", "dependentRequired"):
             moved[key] = value
         elif key != "$schema":
             moved[key] = _rebased(value, base, depth)
     return moved
+
+
+def _names_a_place(key: str, value: Any) -> bool:
+    """True if the keyword names a place within its document, or refers to one by its name."""
+    if key in ("$anchor", "$dynamicAnchor"):
+        return isinstance(value, str)
+    return key in ("$ref", "$dynamicRef") and isinstance(value, str) and value.startswith("#")
 
 
 MAX_NESTING = 256

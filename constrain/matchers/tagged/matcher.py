@@ -28,7 +28,7 @@ class FreeText:
     num_after   and the tokens needed after it
     rows        by state of the search, what is allowed where that is not everything; that of state 0, and a bounded
                 number of others as states are met
-    paths       by state, the tokens that complete `path`
+    paths       by state, the tokens that complete `path`, of a bounded number of states
     """
 
     triggers: Triggers
@@ -42,11 +42,15 @@ class FreeText:
 
     def path_from(self, state: int, tokens: TokenTable) -> list[int]:
         """Returns the tokens that lead from a state of the search to where text that must not end leads on."""
-        if state not in self.paths:
+        path = self.paths.get(state)
+        if path is None:
             rest = self.triggers.rest(state, self.path)
             _, length = self.triggers.walk(state, rest)
-            self.paths[state] = encode(tokens, rest[:length])
-        return self.paths[state]
+            path = encode(tokens, rest[:length])
+            if len(self.paths) >= MAX_ROWS:
+                self.paths.clear()
+            self.paths[state] = path
+        return path
 
     def num_needed(self, tokens: TokenTable, state: int = 0) -> int:
         """Returns about how many tokens a text needs to be complete, from a state of the search."""

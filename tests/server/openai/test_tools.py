@@ -14,10 +14,11 @@ import jsonschema
 import msgspec
 import pytest
 
+from bough.constrain.json_schema.validate import violations
 from bough.constrain.spec import JsonSchema
 from bough.runtime.tools.tag_reader import Called, Said
 from bough.server.errors import ApiError
-from bough.server.openai.objects import ChatBody
+from bough.server.openai.objects import ChatBody, FunctionDefinition
 from bough.server.openai.replies import AutoReader, CallReader, Reader, parse_calls
 from bough.server.openai.tools import Toolbox, call_schema, to_toolbox
 
@@ -137,6 +138,19 @@ def test_none_hides_the_tools(start: Start) -> None:
     answer = create(server, tool_choice="none")
     assert answer.choices[0].message.content == CALL
     assert server.engine.tokenizer.rendered == ["user: hi\n"]
+
+
+@pytest.mark.parametrize("anchor", ["$anchor", "$dynamicAnchor"])
+def test_places_of_the_same_name_in_two_tools_are_not_mixed_up(anchor: str) -> None:
+    def function(name: str, kind: str) -> FunctionDefinition:
+        schema = {"properties": {"v": {"$ref": "#n"}}, "required": ["v"], "$defs": {"n": {anchor: "n", "type": kind}}}
+        return FunctionDefinition(name, parameters=msgspec.Raw(json.dumps(schema).encode()), strict=True)
+
+    functions = {"f": function("f", "integer"), "g": function("g", "string")}
+    schema = call_schema(Toolbox("required", functions))
+    for name, value, right in (("f", 1, True), ("f", "a", False), ("g", 1, False), ("g", "a", True)):
+        call = json.dumps({"name": name, "arguments": {"v": value}})
+        assert (not violations(schema, call)) == right, call
 
 
 @pytest.mark.parametrize("keyword", ["properties", "patternProperties", "$defs", "dependentSchemas", "dependencies"])

@@ -23,6 +23,7 @@ from bough.constrain.matchers.tagged.compile import compile_structural
 from bough.constrain.matchers.tagged.matcher import FreeText, StructuralGrammar
 from bough.constrain.spec import Choice, JsonSchema, Lark, Regex, Structural, Tag
 from bough.constrain.vocabulary.token_table import TokenTable
+from bough.constrain.vocabulary.triggers import Triggers, to_symbols
 from bough.constrain.vocabulary.vocabulary import Vocabulary
 
 EOS, CALL, OTHER = 0, 1, 2
@@ -430,3 +431,13 @@ def test_it_may_be_ended_before_each_section(make_tokens: MakeTokens) -> None:
         calls.clear()
         with pytest.raises(EndedError):
             compile_structural(spec, tokens, lower, partial(end_at, number))
+
+
+def test_a_bounded_number_of_ways_is_kept(make_tokens: MakeTokens, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(structural_matcher, "MAX_ROWS", 3)
+    tokens = make_tokens(0)
+    free = FreeText(Triggers([to_symbols("<t>aaaaaa", {})]), {}, may_end=False)
+    ways = [free.path_from(state, tokens) for state in range(9)]
+    assert len(free.paths) <= 3
+    assert [free.path_from(state, tokens) for state in range(9)] == ways
+    assert [len(tokens.text(way)) for way in ways] == list(range(9, 0, -1))
