@@ -28,9 +28,8 @@ from .admission import Admission
 from .checks import Checks
 from .generation import Generation, Listener
 from .masks import LATE_MASK_SLEEP_S, MaskStage, StepMasks
-from .patience import Patience
 from .speculation import DraftStage
-from .step_size import StepSize
+from .step_size import Patience, StepSize
 
 logger = logging.getLogger("bough.engine")
 

@@ -34,7 +34,7 @@ from ..runner.runner import DrawSpec
 from ..sampler.rows import Draws, Row
 from ..scheduler.scheduler import Advance, Sequence, Work
 from .detokenizer import Detokenizer
-from .patience import Patience
+from .step_size import Patience
 
 logger = logging.getLogger("bough.engine")
 

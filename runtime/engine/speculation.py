@@ -20,8 +20,7 @@ from ..protocol.request import Request
 from ..runner.runner import PassRunner
 from ..scheduler.scheduler import Advance, Plan, Scheduler, Work
 from .generation import Generation
-from .patience import Patience
-from .step_size import FIXED_ROWS, PassTimes
+from .step_size import FIXED_ROWS, PassTimes, Patience
 
 logger = logging.getLogger("bough.engine")
 

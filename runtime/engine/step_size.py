@@ -1,11 +1,13 @@
 """Size of the next step: tokens of prompts beside what decodes, by measured times; decode steps launched at once.
 
-What passes take is learned here, once for all: drafts are priced by it, too (`speculation`).
+What passes take is learned here, once for all: drafts are priced by it, too (`speculation`). What the engine's thread
+does beside them, though other threads could, has a `Patience`.
 """
 
 from __future__ import annotations
 
 import math
+import time
 
 from ..protocol.config import EngineConfig, SchedulerLimits
 from ..scheduler.scheduler import Plan, Scheduler
@@ -44,6 +46,18 @@ _PASS_S = 1.0
 """Seconds that a pass is expected to take before one has been measured: on a slow machine, the first is the slowest."""
 _TOKEN_S = 0.02
 """Seconds that a token of a prompt is expected to take before a chunk of half the size has been measured."""
+
+
+class Patience:
+    """Time for several pieces of work, all together."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left; 0 when none are."""
+        return max(self._end - time.monotonic(), 0.0)
 
 
 class Decoding:

@@ -15,7 +15,6 @@ from bough.constrain import GrammarCompiler, Matcher
 from bough.constrain.matchers import completion
 from bough.constrain.spec import Choice, GrammarSpec, JsonSchema, Regex, Structural, Tag
 from bough.runtime.engine.engine import Engine
-from bough.runtime.engine.patience import Patience
 from bough.runtime.engine.speculation import (
     MAX_SPECULATED,
     Experience,
@@ -25,7 +24,7 @@ from bough.runtime.engine.speculation import (
     Speculation,
     Worth,
 )
-from bough.runtime.engine.step_size import PassTimes
+from bough.runtime.engine.step_size import PassTimes, Patience
 from bough.runtime.protocol.counters import Counters
 from bough.runtime.protocol.request import FORCED, Request
 from bough.runtime.protocol.sampling_params import SamplingParams
