@@ -82,9 +82,7 @@ def _run(device: Device, config: EngineConfig, result: Run) -> None:
 
     @contextmanager
     def count(name: str) -> Iterator[None]:
-        tables.submit(
-            int
-        ).result()  # tables asked for in the step before are built, so that steps are the same each time
+        tables.submit("", int).result()  # tables asked for in the step before are built: steps are the same each time
         before = device.counts.copy()
         yield
         result.steps.setdefault(name, []).append(device.counts - before)
