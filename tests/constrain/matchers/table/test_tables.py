@@ -39,8 +39,10 @@ def wait_for(condition: Callable[[], bool]) -> bool:
     "spec", [Regex("^[a-z]{3,60}-[0-9]{2}$"), Choice(tuple(f"number {i}" for i in range(500)))], ids=["regex", "choice"]
 )
 def test_what_comes_again_becomes_a_table(compiler: GrammarCompiler, spec: GrammarSpec) -> None:
+    before = compiler.compiled
     first = compiler.compile(spec)
     assert isinstance(first, CompiledGrammar) and first.tabulation is not None and not first.tabulation.begun
+    assert wait_for(lambda: compiler.compiled == before + 1)  # it is counted after it is given
     compiled = compiler.compiled
     second = compiler.compile(spec)
     assert second is first or isinstance(second, RegularGrammar)
