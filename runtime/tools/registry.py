@@ -272,18 +272,19 @@ class ToolRunner:
     def _work(self) -> None:
         while (ticket := self._next()) is not None:
             self._call(ticket)
-        with self._changed:
-            self._num_threads -= 1
 
     def _next(self) -> Ticket | None:
-        """Waits for and returns the next call; None if this thread is to end, at `close`, or as there are too many."""
+        """Waits for and returns the next call; None if this thread is to end, at `close`, or as there are too many.
+
+        A thread that is to end is no longer counted, so that the next one to look does not end in its place too.
+        """
         with self._changed:
             while True:
-                if self._num_usable > self._max_threads:
+                if self._closed or self._num_usable > self._max_threads:
+                    self._num_threads -= 1
                     self._changed.notify()  # another one looks
                     return None
-                ticket = None if self._closed else self._first()
-                if ticket is not None or self._closed:
+                if (ticket := self._first()) is not None:
                     return ticket
                 self._num_idle += 1
                 self._changed.wait()
