@@ -174,7 +174,7 @@ _HELP = {
     "running": "Running requests.",
     "waiting": "Requests in the queue.",
     "states": "Program states kept between segments.",
-    "abandoned_tools": "Tool calls that have not returned although nobody waits for them.",
+    "abandoned_tools": "Tool calls that nobody waits for and that have not returned, and event loops that one blocks.",
     "num_pages": "All KV pages.",
     "free_pages": "Free KV pages.",
     "cached_pages": "KV pages of the prefix cache that can be evicted.",

@@ -85,7 +85,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Counters since the start (`*_total`) and gauges now.
 
     `up` is 1 while the engine takes requests; `restarts_total` counts how often its process was started again.
-    `abandoned_tools` are calls of tools that have not returned although nobody waits for them any more.
+    `abandoned_tools` are calls of tools that have not returned although nobody waits for them any more, and event
+    loops that a coroutine of a tool blocks.
     num_pages = free_pages + cached_pages + locked_pages. Cached ones are in nobody's use; locked ones are in use, by
     one sequence or shared by several.
     """

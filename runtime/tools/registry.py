@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import re
@@ -10,12 +9,11 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, Protocol
 
 from ..protocol.errors import EngineStoppedError, ErrorInfo, OverloadedError, RequestError
+from .loops import EXITS, ToolLoops
 from .quotas import Owner, Shares
 
 logger = logging.getLogger("bough.tools")
@@ -33,9 +31,6 @@ thresholds): alone half of them, and two clients a third each."""
 
 MAX_ASYNC = 16384
 """Most calls that are awaited; shares as of MAX_WAITING."""
-
-EXITS = (SystemExit, KeyboardInterrupt)
-"""Exceptions that `except Exception` does not catch, and that would end the event loop of all async tools."""
 
 MAX_TOOLS = 256
 DEFAULT_TIMEOUT_S = 60.0
@@ -127,7 +122,7 @@ class Ticket:
 
 
 class ToolRunner:
-    """Runs tools: functions on a bounded number of threads, coroutines on one event loop. Thread-safe.
+    """Runs tools: functions on a bounded number of threads, coroutines on an event loop. Thread-safe.
 
     Threads are started when they are needed. An abandoned call keeps its thread until it returns, and another thread
     replaces it; while too many do so, further calls are refused. Clients with the fewest calls on threads go first, and
@@ -145,8 +140,7 @@ class ToolRunner:
         self._left_alone = Shares(max_abandoned, 3 * max_abandoned // 4)
         self._num_threads = 0
         self._num_idle = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._loop_thread: threading.Thread | None = None
+        self._loops = ToolLoops()
         self._closed = False
 
     def start(
@@ -238,8 +232,8 @@ class ToolRunner:
 
     @property
     def num_abandoned(self) -> int:
-        """Number of abandoned calls that have not returned."""
-        return self._left_alone.total
+        """Number of abandoned calls that have not returned, and of coroutines that block an event loop."""
+        return self._left_alone.total + self._loops.num_blocked
 
     def close(self) -> None:
         """Refuses further calls, drops those that wait, and cancels those that are awaited; threads end their calls.
@@ -252,9 +246,7 @@ class ToolRunner:
             self._closed = True
             self._waiting.clear()
             self._changed.notify_all()
-        if self._loop is not None and self._loop_thread is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._loop_thread.join(timeout=2.0)
+        self._loops.close()
 
     def _start_thread(self) -> None:
         """Starts a thread; if the system has none, those that there are take the work."""
@@ -274,7 +266,10 @@ class ToolRunner:
             self._call(ticket)
 
     def _next(self) -> Ticket | None:
-        """Waits for and returns the next call; None if this thread is to end, at `close`, or as there are too many."""
+        """Waits for and returns the next call; None if this thread is to end, at `close`, or as there are too many.
+
+        A thread that is to end is no longer counted, so that the next one to look does not end in its place too.
+        """
         with self._changed:
             while True:
                 if self._closed or self._num_usable > self._max_threads:
@@ -345,8 +340,7 @@ class ToolRunner:
                 self._awaited.remove(ticket.owner)
                 ticket.stage = "over"
             if future.cancelled():
-                with suppress(RuntimeError):  # the loop is closed
-                    loop.call_soon_threadsafe(_close_unbegun, result)
+                loop.soon(lambda: _close_unbegun(result))
                 self._deliver(ticket, tool_failed(ticket.tool.name, "it was cancelled"))
             elif (error := future.exception()) is not None:
                 self._deliver(ticket, _failed(ticket.tool, error))
@@ -354,8 +348,8 @@ class ToolRunner:
                 self._deliver(ticket, checked_text(ticket.tool, future.result()))
 
         try:
-            loop = self._event_loop()
-        except RuntimeError as error:  # no thread can be started for it
+            loop = self._loops.free()
+        except RuntimeError as error:  # no thread can be started for it, or too many are blocked
             if inspect.iscoroutine(result):
                 result.close()
             self._leave(ticket)
@@ -365,24 +359,10 @@ class ToolRunner:
             self._awaited.add(ticket.owner)
             self._left_thread(ticket)
             ticket.stage = "awaited"
-            future = ticket.future = asyncio.run_coroutine_threadsafe(wait(), loop)
+            future = ticket.future = loop.run(ticket.tool.name, wait())
             if ticket.abandoned:  # while the function ran that began it
                 future.cancel()
         future.add_done_callback(ended)
-
-    def _event_loop(self) -> asyncio.AbstractEventLoop:
-        with self._changed:
-            if self._loop is None:
-                loop = asyncio.new_event_loop()
-                serve = partial(_serve, loop, lambda: self._closed)
-                thread = threading.Thread(target=serve, name="bough-async-tools", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError:
-                    loop.close()
-                    raise
-                self._loop, self._loop_thread = loop, thread
-            return self._loop
 
     def _deliver(self, ticket: Ticket, outcome: str | ErrorInfo) -> None:
         if ticket.abandoned:
@@ -397,26 +377,6 @@ def _close_unbegun(result: Awaitable[str]) -> None:
     """Closes a coroutine that was cancelled before it started, of which Python would warn."""
     if inspect.iscoroutine(result) and inspect.getcoroutinestate(result) == inspect.CORO_CREATED:
         result.close()
-
-
-def _ran(loop: asyncio.AbstractEventLoop) -> bool:
-    """Runs an event loop until it stops; returns False if a task's exit ended it, so that it must run on."""
-    try:
-        loop.run_forever()
-    except EXITS:
-        return False
-    return True
-
-
-def _serve(loop: asyncio.AbstractEventLoop, closed: Callable[[], bool]) -> None:
-    """Runs an event loop until it is stopped once `closed`; then cancels the tasks that are left, and closes it."""
-    while not _ran(loop) and not closed():
-        logger.error("a task that a tool began called sys.exit; the tools' loop goes on")
-    if tasks := asyncio.all_tasks(loop):
-        for task in tasks:
-            task.cancel()
-        loop.run_until_complete(asyncio.wait(tasks, timeout=1.0))
-    loop.close()
 
 
 def unknown_tool(index: int, name: str, known: Iterable[str]) -> RequestError:

@@ -8,7 +8,8 @@ from collections.abc import Awaitable
 from typing import Any
 
 from ...runtime.protocol.errors import ErrorInfo
-from ...runtime.tools.registry import EXITS, ToolCall, ToolCallError
+from ...runtime.tools.loops import EXITS
+from ...runtime.tools.registry import ToolCall, ToolCallError
 
 logger = logging.getLogger("bough.server")
 

@@ -426,6 +426,32 @@ def test_calls_that_do_not_return_make_room_until_there_are_too_many() -> None:
     runner.close()
 
 
+def test_a_thread_that_ends_is_not_counted_while_others_decide_whether_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    take = ToolRunner._next
+
+    def end_slowly(self: ToolRunner) -> Any:
+        ticket = take(self)
+        if ticket is None:
+            time.sleep(0.05)
+        return ticket
+
+    monkeypatch.setattr(ToolRunner, "_next", end_slowly)
+    runner = ToolRunner(max_threads=1, max_abandoned=4)
+    gate = threading.Event()
+    found, done = collect()
+    stuck, held = Tool("stuck", lambda: str(gate.wait(10.0))), Tool("held", lambda: str(gate.wait(10.0)))
+    first = runner.start(stuck, {}, done)
+    wait_until(lambda: first.stage == "on a thread")
+    runner.abandon(first)
+    second = runner.start(held, {}, done)
+    wait_until(lambda: second.stage == "on a thread")
+    runner.start(Tool("quick", lambda: "quick"), {}, done)
+    gate.set()
+    wait_until(lambda: found == ["True", "quick"], 3.0)
+    wait_until(lambda: runner._num_threads == 1)
+    runner.close()
+
+
 def test_a_call_that_waited_when_the_runner_was_closed_may_be_abandoned() -> None:
     runner = ToolRunner(max_threads=1)
     gate, began = threading.Event(), threading.Semaphore(0)
