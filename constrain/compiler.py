@@ -151,8 +151,8 @@ class GrammarCompiler:
             done.set_result(None)
         return done
 
-    def abandon(self, future: Future[Grammar]) -> None:
-        """Gives up `future`, which `submit` gave and nobody waits for: what has not begun is not compiled."""
+    def abandon(self, future: Future[Any]) -> None:
+        """Gives up a future of `submit` or `check` that nobody waits for: what has not begun is not done."""
         with self._cache.lock:
             if not self._service.drop(future):
                 return

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from concurrent.futures import Future
 from functools import partial
 from threading import RLock
+from typing import Any
 from weakref import WeakValueDictionary
 
 from ..errors import CompileLateError, GrammarError
@@ -54,7 +55,7 @@ class GrammarCache:
         future.add_done_callback(partial(self._keep, key))
         return future, True
 
-    def forget(self, future: Future[Grammar]) -> None:
+    def forget(self, future: Future[Any]) -> None:
         """Does not keep what becomes of `future`."""
         with self.lock:
             self._under_way = {key: other for key, other in self._under_way.items() if other is not future}

@@ -19,6 +19,9 @@ from .generation import Generation
 Check = Callable[[GrammarSpec, str, Receipt | None, str], Future[list[Finding]]]
 """Begins to check a text, on behalf of a tenant."""
 
+Abandon = Callable[[Future[list[Finding]]], None]
+"""Gives up a check that nobody waits for."""
+
 MAX_NAMED = 5
 """Violations that an error's message names."""
 
@@ -26,8 +29,9 @@ MAX_NAMED = 5
 class Checks:
     """Those under way. `wake` is called from another thread when one has ended."""
 
-    def __init__(self, check: Check, wake: Callable[[], None]) -> None:
+    def __init__(self, check: Check, abandon: Abandon, wake: Callable[[], None]) -> None:
         self._check = check
+        self._abandon = abandon
         self._wake = wake
         self.under_way: dict[Generation, tuple[Future[list[Finding]], Finish]] = {}
 
@@ -53,7 +57,10 @@ class Checks:
 
     def drop(self, generation: Generation) -> bool:
         """Forgets the check of `generation`; False if there is none."""
-        return self.under_way.pop(generation, None) is not None
+        future, _ = self.under_way.pop(generation, (None, None))
+        if future is not None and not future.done():
+            self._abandon(future)
+        return future is not None
 
     def take_late(self, now: float) -> Iterator[tuple[Generation, RequestOutput]]:
         """The last events of those whose time is over before they have been checked."""

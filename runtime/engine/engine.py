@@ -118,7 +118,7 @@ class Engine:
         self._drafts = DraftStage(
             config, runner, self._scheduler, self.counters, self._size.times, grammars.tokens.vocabulary.tokens
         )
-        self._checks = Checks(grammars.check, lambda: self.wake())
+        self._checks = Checks(grammars.check, grammars.abandon, lambda: self.wake())
         self._live: dict[str, Generation] = {}
         self._passes = _Passes()
 

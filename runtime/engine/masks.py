@@ -175,6 +175,7 @@ class MaskFiller:
         self._turn = 0
         self._pool = self._new_pool()
         self._has_threads = False
+        self._room = threading.Semaphore(self.num_threads + MAX_STUCK)  # for what waits for a thread of the pool
         self._slow_threads = FairThreads("slow-masks", NUM_SLOW)
 
     def start(self, jobs: list[MaskJob]) -> Filling | None:
@@ -230,17 +231,24 @@ class MaskFiller:
             job.error = NoThreadError(f"the machine has no thread left to follow the constraint: {error}")
             job.right = 0
 
+    def _work(self, filling: Filling) -> None:
+        self._room.release()
+        filling.work()
+
     def _new_pool(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(self.num_threads + MAX_STUCK, thread_name_prefix="bough-masks")
 
     def _add_threads(self, filling: Filling, num_threads: int) -> None:
         """Has so many more threads fill masks, as far as there are any to be had."""
         for _ in range(min(num_threads, filling.num_waiting)):
+            if not self._room.acquire(blocking=False):  # all threads are stuck
+                return
             try:
-                self._pool.submit(filling.work)
+                self._pool.submit(self._work, filling)
             except RuntimeError:
                 if not self._has_threads:  # a pool keeps what it has no thread for
                     self._pool = self._new_pool()
+                    self._room.release()
                 return
             self._has_threads = True
 

@@ -100,6 +100,22 @@ def test_close_fails_what_waits(vocabulary: Vocabulary, monkeypatch: pytest.Monk
             future.result(timeout=5)
 
 
+def test_a_check_that_was_given_up_is_not_begun(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    release, begun, checked = threading.Event(), threading.Event(), list[str]()
+    monkeypatch.setattr(compiler_module, "compile_grammar", lambda *_: begun.set() or release.wait(10))
+    monkeypatch.setattr(compiler_module, "_check_parts", lambda spec, text, *_: checked.append(text) or [])
+    compiler = GrammarCompiler(vocabulary, num_threads=1)
+    compiler.submit(Regex("a"))
+    assert begun.wait(5)
+    given_up, wanted = (compiler.check(JsonSchema("{}"), text, None) for text in ("1", "2"))
+    compiler.abandon(given_up)
+    release.set()
+    assert wanted.result(timeout=5) == [] and checked == ["2"]
+    with pytest.raises(GrammarError, match="no longer needed"):
+        given_up.result(timeout=5)
+    compiler.close()
+
+
 @pytest.mark.parametrize(
     ("spec", "error", "path"),
     [

@@ -144,6 +144,22 @@ def test_who_leaves_during_the_check_is_let_go() -> None:
     engine.close()
 
 
+def test_a_check_that_nobody_waits_for_is_given_up() -> None:
+    engine, _ = fake_engine()
+    judge, given_up = Judge(engine), list[Future[list[Finding]]]()
+    engine._checks._abandon = given_up.append
+    start(engine)
+    run(engine)
+    engine.abort("a")
+    assert given_up == [judge.asked[0][2]]
+    start(engine, request_id="b")
+    run(engine)
+    judge.asked[1][2].set_result([])
+    run(engine)
+    assert len(given_up) == 1
+    engine.close()
+
+
 def test_what_was_cut_is_not_checked() -> None:
     """At the limit, or at a stop string, there is no value to judge."""
     engine, _ = fake_engine()
