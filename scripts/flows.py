@@ -189,8 +189,12 @@ async def chats(client: Any, profiler: Profiler) -> Trace:
 
 
 def is_tabled(trace: Trace) -> bool:
-    """True if each mask came from a table that was there before the run."""
-    steps_without = {"constrain/matchers/token_matcher.py", "constrain/workers/service.py"}
+    """True if each mask came from a table that was there before the run, of states whose masks had been made."""
+    steps_without = {
+        "constrain/matchers/token_matcher.py",
+        "constrain/vocabulary/token_table.py",
+        "constrain/workers/service.py",
+    }
     return "constrain/matchers/table/tables.py" in trace.files and not steps_without & trace.files.keys()
 
 
