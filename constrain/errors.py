@@ -7,7 +7,7 @@ GrammarError(ValueError)            the constraint cannot be used; `path` says w
 └── CompileLateError                the machine is too busy to compile it in time, or has too little memory
 MatcherError(RuntimeError)          a matcher was asked for something impossible in mid-generation
 ├── SearchLateError                 it needs longer for an answer than it was given
-├── NoThreadError                   the machine has no thread left to ask it on
+├── BusyMachineError                the machine has no thread or no time left to ask it
 └── StepTooComplexError             the constraint takes more effort to follow than a step may
 """
 
@@ -105,8 +105,8 @@ class SearchLateError(MatcherError):
     """The search for a way to the end takes longer than was allowed. The matcher is as before."""
 
 
-class NoThreadError(MatcherError):
-    """The machine has no thread left to ask the matcher on: it may succeed later."""
+class BusyMachineError(MatcherError):
+    """The machine has no thread or no time left to ask the matcher: it may succeed later."""
 
     code = CompileLateError.code
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import logging
+import os
 import signal
 import socket
 import sys
@@ -48,6 +49,7 @@ def serve(
     0: ended as asked. 2: the configuration is not safe. 4: the port is taken (found before the engine is started).
     5: the engine died. 128 and the signal's number: a second signal cut the drain short.
     """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its pool does not outlive a shortage of threads
     try:
         check_bind(config)
         listener = bind(config.host, config.port)

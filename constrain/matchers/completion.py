@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import SearchLateError, StepTooComplexError
+from ..errors import BusyMachineError, SearchLateError, StepTooComplexError
 from ..vocabulary.token_table import TokenTable
 from .interface import GrammarState
 from .lexer import is_broken
@@ -24,7 +24,9 @@ MAX_WORDS = 24
 MAX_NAMES = 64
 """Names that are tried for a key, of those that objects need."""
 SEARCH_TIME_S = 1.0
-"""Limits of one search: where items must differ, each state costs a millisecond."""
+"""Processor time of one search: where items must differ, each state costs a millisecond."""
+MOST_SEARCH_S = 30.0
+"""Time that it may take on a machine that has other things to do; then it is late, and nothing is said of the word."""
 MAX_EXPANSIONS = 1_500
 MAX_AIMLESS_STEPS = 4
 """Steps of mere content after which the greedy search looks around for a way out."""
@@ -32,7 +34,8 @@ MAX_AIMLESS_STEPS = 4
 Mask = npt.NDArray[np.uint32]
 
 
-MAX_KNOWN = 256
+MAX_KNOWN, MAX_KNOWN_TOKENS = 256, 1 << 16
+"""Ways that are kept, and tokens that led to where they begin."""
 SLOW_S = 0.002
 
 
@@ -66,6 +69,7 @@ class Completer:
         self._slow = False
         self._lock = threading.Lock()
         self._ways: OrderedDict[tuple[int, ...], _Known] = OrderedDict()
+        self._num_way_tokens = 0
 
     # Made when they are first needed: most words are never sought.
 
@@ -134,6 +138,7 @@ class Completer:
 
         Raises:
             SearchLateError: it takes longer than `patience_s`.
+            BusyMachineError: without a `patience_s`, the machine has no time for it.
             StepTooComplexError: a step of it does, and `matcher` has lost its lexer.
         """
         trial = matcher.deep_copy()
@@ -160,6 +165,7 @@ class Completer:
 
         Raises:
             SearchLateError: that takes, or is likely to take, longer than `patience_s`.
+            BusyMachineError: without a `patience_s`, the machine has no time for it.
             StepTooComplexError: a step of it does, and `state` has lost its lexer.
         """
         if patience_s is None:
@@ -176,21 +182,29 @@ class Completer:
         known = self._of(tuple(taken))
         with known.lock:
             if not known.knows(max_tokens):
-                started = time.monotonic()
+                started = time.thread_time()
                 way: list[int] | None = None
                 try:
                     way = self.search(state, max_tokens)
-                finally:  # what a lexer did not stand would break the next one, too
-                    self._slow = time.monotonic() - started > SLOW_S
-                    known.way, known.in_vain = (known.way, max_tokens) if way is None else (way, known.in_vain)
+                except BusyMachineError:
+                    raise  # there may be a way
+                except BaseException:  # what a lexer did not stand would break the next one, too
+                    known.in_vain = max_tokens
+                    raise
+                finally:
+                    self._slow = time.thread_time() - started > SLOW_S
+                known.way, known.in_vain = (known.way, max_tokens) if way is None else (way, known.in_vain)
             return list(known.way) if known.way is not None and len(known.way) <= max_tokens else None
 
     def _of(self, key: tuple[int, ...]) -> _Known:
         with self._lock:
-            known = self._ways.setdefault(key, _Known())
+            known = self._ways.get(key)
+            if known is None:
+                known = self._ways[key] = _Known()
+                self._num_way_tokens += len(key)
             self._ways.move_to_end(key)
-            if len(self._ways) > MAX_KNOWN:
-                self._ways.popitem(last=False)
+            while len(self._ways) > MAX_KNOWN or self._num_way_tokens > MAX_KNOWN_TOKENS:
+                self._num_way_tokens -= len(self._ways.popitem(last=False)[0])
             return known
 
     def witness(self, start: GrammarState, known: str | None, max_tokens: int) -> list[int] | None:
@@ -302,17 +316,24 @@ def _check(state: GrammarState) -> None:
 
 
 class _TimeLeft:
-    """True while a search may go on. When `patience_s` is over, asking raises SearchLateError."""
+    """True while a search may go on. Asking raises SearchLateError when `patience_s` is over.
+
+    Without one, the search has a budget of this thread's processor time; where the machine does not give it that much
+    in many times as long, asking raises BusyMachineError.
+    """
 
     def __init__(self, patience_s: float | None) -> None:
         self._patient = patience_s is None
-        self._end = time.monotonic() + (SEARCH_TIME_S if patience_s is None else patience_s)
+        self._end = time.monotonic() + (MOST_SEARCH_S if patience_s is None else patience_s)
+        self._budget_end = time.thread_time() + SEARCH_TIME_S
 
     def __bool__(self) -> bool:
+        if self._patient and time.thread_time() >= self._budget_end:
+            return False
         if time.monotonic() < self._end:
             return True
         if self._patient:
-            return False
+            raise BusyMachineError("the machine is too busy to find a way to the end of the constraint")
         raise SearchLateError("the search for a way to the end takes longer")
 
 

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from llguidance import LLMatcher
 
-from ..errors import MatcherError, SearchLateError, StepTooComplexError
+from ..errors import BusyMachineError, CompileLateError, MatcherError, SearchLateError, StepTooComplexError
 from ..json_text.reader import READER, START, Scan, closing
 from ..lowered import Lowered
 from ..receipt import Receipt
@@ -60,6 +60,8 @@ class CompiledGrammar:
             self.witness = completer.witness(lexer.start, lowered.witness, MAX_WITNESS_TOKENS)
         except StepTooComplexError:
             lexer.failed = True
+        except BusyMachineError as error:
+            raise CompileLateError(str(error)) from error
         shortest = len(self.witness) if self.witness is not None else 0
         self.guarded_tokens = 32 + 2 * shortest + min(lowered.growth, MAX_WITNESS_TOKENS)
         self.fragile = lexer.failed

@@ -62,6 +62,7 @@ FULL_COLLECTION = 1_000
 
 def serve(descriptor: int) -> int:
     """Serves one client until it closes its end. Returns the exit status."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its pool does not outlive a shortage of threads
     connection = socket.socket(fileno=descriptor)
     writer = FrameWriter(connection)
     messages = read_frames(connection, ToEngine, lambda message: _refuse(message, writer))

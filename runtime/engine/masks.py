@@ -6,7 +6,7 @@ late masks, slower threads fill its others (`start`). The docstring of `runtime.
 constrained sequence.
 
 Where no thread can be started, the threads that exist fill all masks; where there is none, jobs that have not begun end
-their generations with a `NoThreadError`: the engine's own thread has no time for what may take long.
+their generations with a `BusyMachineError`: the engine's own thread has no time for what may take long.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...constrain import Matcher, MatcherError
-from ...constrain.errors import NoThreadError
+from ...constrain.errors import BusyMachineError
 from ...constrain.workers.turns import FairThreads
 from ..scheduler.scheduler import Scheduler, Work
 from .generation import Foresee, Generation
@@ -228,7 +228,7 @@ class MaskFiller:
         try:
             job.slow = self._slow_threads.submit(job.tenant, job.run)
         except RuntimeError as error:
-            job.error = NoThreadError(f"the machine has no thread left to follow the constraint: {error}")
+            job.error = BusyMachineError(f"the machine has no thread left to follow the constraint: {error}")
             job.right = 0
 
     def _work(self, filling: Filling) -> None:

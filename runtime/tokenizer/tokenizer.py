@@ -314,9 +314,10 @@ class TextPipeline:
         """
         backend = {"own": self.own, "plain": self.plain, "exact": self.exact}[variant]
         try:
-            if len(text) > LONG_TEXT:  # as a batch it leaves the interpreter to other threads
-                found = backend.encode_batch_fast([text], add_special_tokens=False)[0]
-            else:
+            found = None
+            if len(text) > LONG_TEXT:
+                found = _encoded_as_batch(backend, text)
+            if found is None:
                 found = backend.encode(text, add_special_tokens=False)
             ids: list[int] = found.ids
         except (TypeError, UnicodeError) as error:  # which of them depends on the library's version
@@ -390,6 +391,20 @@ class TokenizerParts:
             else decode(spelling)
             for token, spelling in enumerate(self.spellings)
         )
+
+
+def _encoded_as_batch(backend: Any, text: str) -> Any:
+    """Encodes a long text as a batch, which leaves the interpreter to other threads; returns None if that fails.
+
+    Unless TOKENIZERS_PARALLELISM is false, the library begins threads for its first batch. If the system has none left
+    then, every later batch fails as well, but not what is encoded without one.
+    """
+    try:
+        return backend.encode_batch_fast([text], add_special_tokens=False)[0]
+    except BaseException as error:
+        if not is_library_error(error):
+            raise
+        return None
 
 
 def is_library_error(error: BaseException) -> bool:

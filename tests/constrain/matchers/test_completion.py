@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bough.constrain import GrammarCompiler, JsonSchema, Matcher, Regex, Structural, Tag, Vocabulary
-from bough.constrain.errors import SearchLateError
+from bough.constrain.errors import BusyMachineError, CompileLateError, SearchLateError
 from bough.constrain.matchers.completion import Completer
 from bough.constrain.matchers.healing import Healer
 from bough.constrain.matchers.interface import GrammarState
@@ -207,3 +207,57 @@ def test_the_way_that_is_known_is_followed_in_other_tokens_and_spaces(
         assert matcher._witness is not None
         assert grammar.completer.completes(matcher.state, matcher._witness)
     assert len(searched) < 3
+
+
+REQUIRED = JsonSchema(
+    json.dumps(
+        {
+            "type": "object",
+            "properties": {f"k{number}": {"type": "string", "minLength": 3} for number in range(20)},
+            "required": [f"k{number}" for number in range(20)],
+        }
+    )
+)
+
+
+def test_a_busy_machine_passes_no_verdict(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that was given no processor time in all its time is late, which says nothing of the word."""
+    compiler = GrammarCompiler(vocabulary)
+    grammar = compiler.compile(REQUIRED)
+    assert isinstance(grammar, CompiledGrammar)
+    completer, start = grammar.completer, grammar.sound_lexer().start
+    with monkeypatch.context() as busy:
+        busy.setattr("bough.constrain.matchers.completion.MOST_SEARCH_S", 0.0)
+        with pytest.raises(BusyMachineError):
+            completer.find([1], start.deep_copy(), 4096, None)
+        busy.setattr(Completer, "completes", lambda *_: False)
+        with pytest.raises(CompileLateError):
+            compiler.compile(JsonSchema(REQUIRED.schema.replace("k1", "l1")))
+    assert completer.find([1], start.deep_copy(), 4096, None)
+    compiler.close()
+
+
+def test_a_search_has_a_budget_of_processor_time(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = GrammarCompiler(vocabulary)
+    grammar = compiler.compile(REQUIRED)
+    assert isinstance(grammar, CompiledGrammar)
+    start = grammar.sound_lexer().start
+    monkeypatch.setattr("bough.constrain.matchers.completion.SEARCH_TIME_S", 0.0)
+    assert grammar.completer.find([1], start.deep_copy(), 4096, None) is None
+    monkeypatch.undo()
+    assert grammar.completer.find([1], start.deep_copy(), 4096, None) is None  # it is remembered
+    assert grammar.completer.find([2], start.deep_copy(), 4096, None)
+    compiler.close()
+
+
+def test_what_is_kept_of_ways_is_bounded(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bough.constrain.matchers.completion.MAX_KNOWN_TOKENS", 1_000)
+    compiler = GrammarCompiler(vocabulary)
+    grammar = compiler.compile(REQUIRED)
+    assert isinstance(grammar, CompiledGrammar)
+    monkeypatch.setattr(Completer, "search", lambda *_: [7])
+    for length in (*range(100), 5_000, *range(30)):
+        assert grammar.completer.find([0] * length, grammar.sound_lexer().start, 10, None) == [7]
+        kept = sum(map(len, grammar.completer._ways))
+        assert kept <= 1_000 and kept == grammar.completer._num_way_tokens
+    compiler.close()

@@ -314,6 +314,23 @@ def test_a_library_that_fails_on_a_text_fails_that_text(error, monkeypatch):
             assert caught.value.code == "tokenizer_error"
 
 
+def test_long_texts_are_encoded_though_the_library_has_lost_its_pool(monkeypatch):
+    """Where it can begin no threads for its first batch, it fails with each later one."""
+    own = SMOLLM._parts.pipeline.plain
+
+    class Poisoned:
+        def encode(self, text, **settings):
+            return own.encode(text, **settings)
+
+        def encode_batch_fast(self, texts, **_):
+            raise PanicError("The global thread pool has not been initialized")
+
+    expected = SMOLLM.encode("long text " * 1_000)
+    for variant in ("own", "plain", "exact"):
+        monkeypatch.setattr(SMOLLM._parts.pipeline, variant, Poisoned())
+    assert SMOLLM.encode("long text " * 1_000) == expected
+
+
 def test_a_chat_is_no_longer_than_it_may_be():
     """The template's own text counts, names of control tokens do not; nothing is encoded of one that is too long."""
     messages = [{"role": "user", "content": "the"}]
