@@ -39,7 +39,7 @@ def lower(spec: GrammarSpec) -> Lowered:
         case Lark():
             return _lower_lark(spec)
         case Gbnf():
-            return Lowered(LLMatcher.grammar_from_lark(to_lark(spec.grammar)))
+            return Lowered(LLMatcher.grammar_from_lark(to_lark(spec.grammar)), ambiguous=True)
         case Structural():
             raise TypeError("a text with tags has several grammars")
 
@@ -92,7 +92,7 @@ def _lower_lark(spec: Lark) -> Lowered:
         raise GrammarError("a grammar cannot name control tokens (<...>)")
     if has_word(spec.grammar) is False:
         raise GrammarError("the grammar matches no text: the rule 'start' never ends")
-    return Lowered(LLMatcher.grammar_from_lark(spec.grammar))
+    return Lowered(LLMatcher.grammar_from_lark(spec.grammar), ambiguous=True)
 
 
 _LIMITS = ("too complex", "limit", "fuel", "too many", "too large", "too deep", "too big")

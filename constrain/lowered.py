@@ -20,6 +20,7 @@ class Lowered(msgspec.Struct, frozen=True):
     """A grammar's source.
 
     json       its words are JSON texts
+    ambiguous  a word may have many derivations, which a parser follows all at once
     growth     about how many characters one token can add to what must still be written
     names      keys that objects are likely to need
     words      texts that strings are likely to need
@@ -31,6 +32,7 @@ class Lowered(msgspec.Struct, frozen=True):
 
     source: str
     json: bool = False
+    ambiguous: bool = False
     growth: int = 64
     names: tuple[str, ...] = ()
     words: tuple[str, ...] = ()

@@ -19,6 +19,7 @@ from ..receipt import Receipt
 from ..vocabulary.token_table import MAX_FORCED_BYTES, TokenTable
 from ..vocabulary.vocabulary import MaskRow
 from .completion import Completer
+from .effort import Effort
 from .interface import Grammar, GrammarState, Int32, Matcher, Tabulation
 from .lexer import Lexer, has_too_many_items, is_broken
 
@@ -51,6 +52,7 @@ class CompiledGrammar:
     ) -> None:
         self.tokens = tokens
         self.json = lowered.json
+        self.ambiguous = lowered.ambiguous
         self.num_bytes = 200_000 + 64 * len(lowered.source)  # measured: 0.1 MB for half of schemas, 3 MB for 1 in 100
         self.receipt = receipt
         self.tabulation = tabulation
@@ -105,6 +107,7 @@ class TokenMatcher(Matcher):
         self._lexer = lexer
         self._alone = False  # it has broken a lexer, and has one of its own
         self._taken: list[int] = []
+        self._effort = Effort()
         self._masked_at = 0  # how many tokens were taken when the state last made a mask
         self._witness: list[int] | None = grammar.witness
         self._witness_at = 0  # how many tokens were taken when it was found
@@ -284,6 +287,7 @@ class TokenMatcher(Matcher):
         """An independent matcher in the same state."""
         other = TokenMatcher(self.grammar, self._lexer, self.state.deep_copy())
         other._alone, other._taken, other._masked_at = self._alone, list(self._taken), self._masked_at
+        other._effort = self._effort.copy()
         other._witness, other._witness_at, other._next_search = self._witness, self._witness_at, self._next_search
         other._scan, other._scanned = self._scan, self._scanned
         other._closing = list(self._closing) if self._closing is not None else None
@@ -295,11 +299,15 @@ class TokenMatcher(Matcher):
             raise SearchLateError("another generation's step takes longer")
         try:
             known = 0 <= token < len(self.grammar.tokens.vocabulary.tokens)
+            if known and self.grammar.ambiguous:
+                self._effort.weigh(self.state, self.grammar.tokens.spell(token), patience_s)
+            began = time.thread_time()
             if not known or not self.state.validate_tokens([token]):  # to consume a bad one would void the state
                 raise MatcherError(f"token {token} is not allowed here")
             if not self.state.consume_token(token):
                 raise self._error()
             self._taken.append(token)
+            self._effort.add(time.thread_time() - began)
         finally:
             self._lexer.lock.release()
 

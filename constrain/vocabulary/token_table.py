@@ -139,6 +139,10 @@ class TokenTable:
         table = self.vocabulary.tokens
         return b"".join(table[token] or b"" for token in tokens if token < len(table) and token not in self.eos_ids)
 
+    def spell(self, token: int) -> list[int]:
+        """Returns tokens of the single bytes of a token, as far as there are any."""
+        return [self._ids[byte] for byte in map(_byte, self.vocabulary.tokens[token] or b"") if byte in self._ids]
+
     def encode(self, data: bytes) -> list[int]:
         """The model's tokens for `data`, which need not be whole characters."""
         try:

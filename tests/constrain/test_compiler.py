@@ -102,8 +102,17 @@ def test_close_fails_what_waits(vocabulary: Vocabulary, monkeypatch: pytest.Monk
 
 def test_a_check_that_was_given_up_is_not_begun(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
     release, begun, checked = threading.Event(), threading.Event(), list[str]()
-    monkeypatch.setattr(compiler_module, "compile_grammar", lambda *_: begun.set() or release.wait(10))
-    monkeypatch.setattr(compiler_module, "_check_parts", lambda spec, text, *_: checked.append(text) or [])
+
+    def compile_grammar(*_: Any) -> None:
+        begun.set()
+        release.wait(10)
+
+    def check_parts(spec: Any, text: str, *_: Any) -> list[Any]:
+        checked.append(text)
+        return []
+
+    monkeypatch.setattr(compiler_module, "compile_grammar", compile_grammar)
+    monkeypatch.setattr(compiler_module, "_check_parts", check_parts)
     compiler = GrammarCompiler(vocabulary, num_threads=1)
     compiler.submit(Regex("a"))
     assert begun.wait(5)

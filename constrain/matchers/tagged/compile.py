@@ -293,7 +293,9 @@ class _Compilation:
             words=[word for part in parts for word in part.words],
         )
         growth = max((part.growth for part in parts), default=64)
-        grammar = CompiledGrammar(Lexer(start, make), self._tokens, completer, Lowered(text, json=json, growth=growth))
+        ambiguous = any(part.ambiguous for part in parts)
+        lowered = Lowered(text, json=json, growth=growth, ambiguous=ambiguous)
+        grammar = CompiledGrammar(Lexer(start, make), self._tokens, completer, lowered)
         _check_start(grammar)
         self._sections.append(Body(grammar, leaves_to, suspects))
         return len(self._sections) - 1
