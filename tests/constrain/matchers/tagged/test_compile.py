@@ -249,7 +249,7 @@ def test_rollback_and_copies(name: str, make_tokens: MakeTokens) -> None:
 @pytest.mark.parametrize("budget", [0, 3, 8])
 @pytest.mark.parametrize("seed", range(4))
 def test_reasoning_ends_within_its_budget(budget: int, seed: int, make_tokens: MakeTokens) -> None:
-    """As far as its end can be written in so many tokens. Before, everything is allowed; after, what is constrained."""
+    """Tokens are as free as without a budget, until nothing but the end is allowed; then comes what is constrained."""
     tokens, rng = make_tokens(seed), random.Random(seed)
     num_last = max(len(tokens.encode(b"</t>"[start:])) for start in range(4))
     grammar = compiled(Structural(reasoning_end="</t>", reasoning_budget=budget, then=NUMBER), tokens)
