@@ -59,6 +59,8 @@ class AnthropicDialect:
 
 
 def _message(error: ApiError) -> str:
+    if error.code == "context_length_exceeded":
+        return f"prompt is too long: {error.message}"  # by these words clients know that they must shorten it
     if error.param is None:
         return error.message
     for pattern, name in _NAMES:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -25,13 +26,16 @@ from ..openai.objects import (
 )
 from ..openai.requests import Context, Job, chat_job, encode_chat
 from ..openai.tools import to_toolbox
-from .objects import Block, CountBody, MessageParam, MessagesBody, ThinkingParam, ToolParam
+from .objects import Block, CountBody, MessagesBody, ThinkingParam, ToolParam
 
 COUNTED_CONTEXTS = 2
 """A text that is longer than texts of so many contexts may be is not counted."""
 
 _MISSING = "missing_required_parameter"
 _UNSUPPORTED = "unsupported_value"
+
+_Placed = tuple[Block, str]
+"""A block, and its path."""
 
 
 def message_job(body: MessagesBody, context: Context) -> Job:
@@ -95,47 +99,31 @@ def to_chat(body: CountBody) -> ChatBody:
 
 
 def _messages(body: CountBody) -> list[Message]:
+    """Returns the messages of a chat. Neighbours of one role are one turn: many templates want roles to alternate."""
     messages: list[Message] = []
     if body.system:
-        messages.append(Message("system", _parts(body.system, "system")))
+        messages.append(Message("system", _parts(_blocks(body.system, "system"))))
     call_ids: set[str] = set()
-    for index, given in enumerate(body.messages):
-        param = f"messages[{index}]"
-        if given.role == "assistant":
-            if not given.content and index == len(body.messages) - 1:
-                break  # an answer that is begun with nothing
-            message = _said(given, param)
-            call_ids |= {call.id for call in message.tool_calls or ()}
-            _append(messages, message)
-        elif given.role == "system":
-            _append(messages, Message("system", _parts(given.content, f"{param}.content")))
+    for role, run in groupby(enumerate(body.messages), key=lambda item: item[1].role):
+        given = [block for index, message in run for block in _blocks(message.content, f"messages[{index}].content")]
+        if role == "assistant":
+            messages.append(_said(given))
+            call_ids |= {call.id for call in messages[-1].tool_calls or ()}
+        elif role == "system":
+            messages.append(Message("system", _parts(given)))
         else:
-            for message in _asked(given, param, call_ids):
-                _append(messages, message)
+            messages += _asked(given, call_ids)
+    if not given and role == "assistant":
+        messages.pop()  # an answer that is begun with nothing
     return messages
 
 
-def _append(messages: list[Message], message: Message) -> None:
-    """Appends a message, to the last one if that is of the same role: many templates want roles to alternate."""
-    last = messages[-1] if messages else None
-    if last is None or last.role != message.role or message.role == "tool":
-        messages.append(message)
-        return
-    last.content = [*_content_parts(last), *_content_parts(message)]
-    last.tool_calls = [*(last.tool_calls or ()), *(message.tool_calls or ())] or None
-    last.reasoning_content = "\n".join(filter(None, (last.reasoning_content, message.reasoning_content))) or None
-
-
-def _content_parts(message: Message) -> Sequence[ContentPart]:
-    return message.content if isinstance(message.content, list) else ()
-
-
-def _said(given: MessageParam, param: str) -> Message:
-    """An answer of the assistant's: its text, its calls and its reasoning."""
+def _said(given: Iterable[_Placed]) -> Message:
+    """What the assistant has said: its text, its calls and its reasoning."""
     parts: list[ContentPart] = []
     calls: list[ToolCallInput] = []
     thoughts: list[str] = []
-    for block, path in _blocks(given.content, f"{param}.content"):
+    for block, path in given:
         if block.type == "text":
             parts.append(_text(block, path))
         elif block.type == "thinking":
@@ -155,10 +143,10 @@ def _call(block: Block, path: str) -> ToolCallInput:
     return ToolCallInput(_required(block.id, f"{path}.id"), function)
 
 
-def _asked(given: MessageParam, param: str, call_ids: set[str]) -> Iterator[Message]:
+def _asked(given: Sequence[_Placed], call_ids: Collection[str]) -> Iterator[Message]:
     """Messages for what a user says: texts, and results of the calls with these ids."""
     parts: list[ContentPart] = []
-    for block, path in _blocks(given.content, f"{param}.content"):
+    for block, path in given:
         if block.type == "text":
             parts.append(_text(block, path))
         elif block.type == "tool_result":
@@ -168,31 +156,31 @@ def _asked(given: MessageParam, param: str, call_ids: set[str]) -> Iterator[Mess
             yield _result(block, path, call_ids)
         else:
             raise _refused(block, path)
-    if parts or not given.content:
+    if parts or not given:
         yield Message("user", parts)
 
 
-def _result(block: Block, path: str, call_ids: set[str]) -> Message:
+def _result(block: Block, path: str, call_ids: Collection[str]) -> Message:
     call_id = _required(block.tool_use_id, f"{path}.tool_use_id")
     if call_id not in call_ids:
         raise invalid(f"{path}.tool_use_id", f"no tool_use before this has the id {quoted(call_id)}")
-    parts = _parts(block.content or "", f"{path}.content")
+    parts = _parts(_blocks(block.content or "", f"{path}.content"))
     if block.is_error:  # in the form in which models are told of calls of programs that have failed
         parts[:1] = [ContentPart("text", f"Error: {parts[0].text if parts else ''}")]
     return Message("tool", parts, tool_call_id=call_id)
 
 
-def _parts(content: str | Sequence[Block], param: str) -> list[ContentPart]:
+def _parts(given: Iterable[_Placed]) -> list[ContentPart]:
     """Returns content that may be text alone."""
     parts = []
-    for block, path in _blocks(content, param):
+    for block, path in given:
         if block.type != "text":
             raise _refused(block, path)
         parts.append(_text(block, path))
     return parts
 
 
-def _blocks(content: str | Sequence[Block], param: str) -> Iterator[tuple[Block, str]]:
+def _blocks(content: str | Sequence[Block], param: str) -> Iterator[_Placed]:
     """Yields the blocks of a content, each with its path."""
     if isinstance(content, str):
         if content:

@@ -315,6 +315,12 @@ def test_a_request_that_is_wrong(server: Running, fields: Any, told: str) -> Non
     assert message.startswith(told), message
 
 
+@pytest.mark.parametrize("num_chars", [INFO.max_model_len, 1_000_000])
+def test_a_prompt_that_is_too_long_is_known_by_its_words(server: Running, num_chars: int) -> None:
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
+        create(server, messages=[{"role": "user", "content": "x" * num_chars}])
+
+
 def test_a_missing_field_is_named(server: Running) -> None:
     response = server.http().post(MESSAGES, json={"model": "m", "messages": HI})
     assert response.status_code == 400
@@ -375,6 +381,13 @@ def test_a_stream_that_fails_ends_with_an_error(start: Start) -> None:
     with pytest.raises(anthropic.APIStatusError) as caught:
         list(server.anthropic().messages.create(**BODY, stream=True))
     assert caught.value.type == "overloaded_error"
+
+
+def test_clients_of_beta_features_are_served(server: Running) -> None:
+    client = server.anthropic().beta.messages
+    assert client.create(**BODY, betas=["some-beta-2026-01-01"]).stop_reason == "end_turn"
+    with client.stream(**BODY) as stream:
+        assert stream.get_final_text() == "Hello"
 
 
 def test_headers_of_the_protocol_change_nothing(server: Running) -> None:
