@@ -119,7 +119,7 @@ def _messages(body: CountBody) -> list[Message]:
 
 
 def _said(given: Iterable[_Placed]) -> Message:
-    """What the assistant has said: its text, its calls and its reasoning."""
+    """The message of what the assistant has said: its text, its calls and its reasoning."""
     parts: list[ContentPart] = []
     calls: list[ToolCallInput] = []
     thoughts: list[str] = []
