@@ -68,6 +68,7 @@ class Structural(msgspec.Struct, frozen=True, tag="structural", forbid_unknown_f
     stop_after_first    the text ends after the first tag
     free_text       False: nothing but tags (one after another)
     reasoning_end   text that closes a reasoning section: nothing is constrained before it (None: none)
+    reasoning_budget    tokens after which that text must have come (None: any number)
     then            constraint of the whole text after the reasoning section, instead of `tags`
     """
 
@@ -77,6 +78,7 @@ class Structural(msgspec.Struct, frozen=True, tag="structural", forbid_unknown_f
     stop_after_first: bool = False
     free_text: bool = True
     reasoning_end: str | None = None
+    reasoning_budget: int | None = None
     then: JsonSchema | Regex | Choice | Lark | Gbnf | None = None
 
 

@@ -25,6 +25,8 @@ from ..constrain.errors import GrammarError
 from ..runtime.protocol.errors import BoughError
 from ..runtime.protocol.template import Template
 from ..runtime.tools.registry import ToolCall
+from .anthropic.dialect import DIALECTS
+from .anthropic.messages import Messages
 from .config import ServerConfig
 from .errors import ApiError, invalid, to_api_error
 from .http.access import caller_of, require_admin
@@ -86,11 +88,12 @@ def create_app(
         lifecycle=service.lifecycle,
         accounts=service.accounts,
         paths=paths,
+        dialects=DIALECTS,
     )
 
 
-async def _on_error(_: Request, error: Exception) -> Response:
-    return ErrorResponse(to_api_error(error))
+async def _on_error(request: Request, error: Exception) -> Response:
+    return ErrorResponse(to_api_error(error), request.scope)
 
 
 async def _on_closed(_: Request, error: Exception) -> Response:
@@ -106,7 +109,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         answer = ApiError(405, "method_not_allowed", f"{request.method} is not allowed here.")
     else:
         answer = to_api_error(error)
-    response = ErrorResponse(answer)
+    response = ErrorResponse(answer, request.scope)
     response.headers.update(getattr(error, "headers", None) or {})
     return response
 
@@ -118,11 +121,14 @@ class Routes:
         self._service = service
         self._client = service.client
         self._programs = Programs(service, programs)
+        self._messages = Messages(service)
 
     def table(self) -> list[tuple[str, str, Callable[..., Any]]]:
         return [
             ("POST", "/v1/chat/completions", self._service.chat),
             ("POST", "/v1/completions", self._service.complete),
+            ("POST", "/v1/messages", self._messages.create),
+            ("POST", "/v1/messages/count_tokens", self._messages.count),
             ("GET", "/v1/models", self.models),
             ("GET", "/v1/models/{model_id:path}", self.model),
             ("POST", "/v1/programs", self._programs.run),

@@ -8,7 +8,9 @@ import socket
 import threading
 from typing import Self
 
+from .anthropic.dialect import DIALECTS
 from .errors import ApiError
+from .http.dialect import find_dialect
 
 MAX_HEAD_BYTES = 8 << 10
 MAX_AT_ONCE = 256
@@ -111,7 +113,8 @@ def _response(head: bytes) -> bytes:
     if path and path[0].partition(b"?")[0] == b"/livez":
         status, body, more = b"200 OK", _ALIVE, {}
     else:
-        status, body, more = b"503 Service Unavailable", _NOT_YET.body(), _NOT_YET.headers
+        dialect = find_dialect(path[0].partition(b"?")[0].decode("latin-1") if path else "", DIALECTS)
+        status, body, more = b"503 Service Unavailable", dialect.body(_NOT_YET, ""), _NOT_YET.headers
     headers = {**more, "content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
     lines = (f"{name}: {value}\r\n".encode() for name, value in headers.items())
     return b"HTTP/1.1 %b\r\n%b\r\n%b" % (status, b"".join(lines), b"" if head.startswith(b"HEAD ") else body)

@@ -21,7 +21,7 @@ from ..runtime.protocol.request import Request, RequestOutput, Usage
 from .config import ServerConfig
 from .errors import ApiError, from_error_info, to_api_error
 from .http.access import Accounts, Bill, Visit, caller_of, request_id_of, visit_of
-from .http.answers import DONE, PING, Backlog, Budget, EventStream, Merged, WaitingParts, event, size_of_logprobs
+from .http.answers import PING, Backlog, Budget, EventStream, Merged, WaitingParts, size_of_logprobs
 from .http.connection import (
     LARGE_BODY,
     MAX_ITEMS,
@@ -31,11 +31,21 @@ from .http.connection import (
     read_body,
     run_while_connected,
 )
+from .http.dialect import Dialect, dialect_of
 from .http.door import Door, Party
 from .metrics import ServerMetrics
 from .openai.objects import ChatBody, CompletionBody
 from .openai.replies import ChatReply, CompletionReply, Header, Reply, Scores, ShownTokens
-from .openai.requests import Context, Job, chat_job, completion_job, decode_openai, encode_prompts
+from .openai.requests import (
+    OPENAI_FIELDS,
+    Context,
+    FieldNames,
+    Job,
+    chat_job,
+    completion_job,
+    decode_openai,
+    encode_prompts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -88,12 +98,15 @@ class Service:
         self._observer = FairThreads("stats", 1)  # nobody waits behind a caller's work
         self._asked: asyncio.Future[EngineStats] | None = None
 
-    async def read(self, request: HttpRequest, kind: type[B], *, max_tokens: int = 0) -> tuple[B, int]:
-        """Reads the body of an OpenAI route, in which `max_tokens` token ids may stand; returns it with its size in
-        bytes."""
+    async def read(
+        self, request: HttpRequest, kind: type[B], *, max_tokens: int = 0, names: FieldNames = OPENAI_FIELDS
+    ) -> tuple[B, int]:
+        """Reads a body, in which `max_tokens` token ids may stand; returns it with its size in bytes. `names` are
+        fields that it may have beside those of `kind`."""
         data = await self.read_body(request)
         max_items = max(MAX_ITEMS, min(max_tokens, MAX_TOKEN_IDS))
-        work = partial(decode_openai, data, kind, strict=self.config.strict_params, max_items=max_items)
+        strict = self.config.strict_params
+        work = partial(decode_openai, data, kind, strict=strict, max_items=max_items, names=names)
         large = len(data) > LARGE_BODY
         body, num_unknown = await self.beside(request, work, size=len(data)) if large else work()
         self.metrics.unknown_fields += num_unknown
@@ -136,7 +149,7 @@ class Service:
         with self.door.prepared(tenant):
             job = await self.beside(request, partial(chat_job, body, self.context(request, body.cache_salt)), size=size)
         reply = ChatReply(body, job, self._header("chatcmpl", request), self._shown)
-        return await self._answer(request, job, reply, stream=body.stream is True)
+        return await self.answer(request, job, reply, stream=body.stream is True)
 
     async def complete(self, request: HttpRequest) -> Response:
         tenant = caller_of(request.scope).name
@@ -153,7 +166,7 @@ class Service:
         visit_of(request.scope).charge(Usage(prompt_tokens=job.num_echoed))
         scores = await self.run_while_connected(request, self._score(request, job)) if job.scores else []
         reply = CompletionReply(body, job, self._header("cmpl", request), self._shown, scores=scores)
-        return await self._answer(request, job, reply, stream=body.stream is True)
+        return await self.answer(request, job, reply, stream=body.stream is True)
 
     async def read_body(self, request: HttpRequest) -> bytes:
         return await read_body(request, limit=self.config.max_body_bytes, timeout_s=self.config.body_timeout_s)
@@ -179,7 +192,8 @@ class Service:
             urgent=caller.urgent,
         )
 
-    async def _answer(self, request: HttpRequest, job: Job, reply: Reply, *, stream: bool) -> Response:
+    async def answer(self, request: HttpRequest, job: Job, reply: Reply, *, stream: bool) -> Response:
+        """Runs a job and returns its reply, whole or as a stream in the dialect of the request."""
         if await request.is_disconnected():  # it may have waited for long, and what follows costs the most
             raise ClientClosedError
         param = job.constraint.param
@@ -187,7 +201,8 @@ class Service:
         outputs = self._generate(request, job.requests, grammar_param=param, quiet_s=quiet_s, whole=not stream)
         await self.start(request, outputs, grammar_param=param)
         if stream:
-            parts = Backlog(_chunks(outputs, reply), WaitingParts(), self.budget, close=outputs.close)
+            chunks = _chunks(outputs, reply, dialect_of(request.scope))
+            parts = Backlog(chunks, WaitingParts(), self.budget, close=outputs.close)
             return EventStream(parts, close=parts.aclose, lifecycle=self.lifecycle, grammar_param=param)
         async with outputs:
             await self.run_while_connected(request, _collect(outputs, reply), grammar_param=param)
@@ -268,21 +283,22 @@ class Service:
         return scores
 
 
-async def _chunks(outputs: Merged[RequestOutput], reply: Reply) -> AsyncIterator[bytes]:
+async def _chunks(outputs: Merged[RequestOutput], reply: Reply, dialect: Dialect) -> AsyncIterator[bytes]:
     for chunk in reply.begin():
         if chunk is not None:
-            yield event(chunk)
+            yield dialect.event(chunk)
         await asyncio.sleep(0)  # an echoed prompt may be long
     async for item in outputs:
         for chunk in () if item is None else reply.add(*item):
-            yield event(chunk)
+            yield dialect.event(chunk)
         if item is None:
             yield PING
         elif item[1].logprobs:
             await asyncio.sleep(0)
     for chunk in reply.end():
-        yield event(chunk)
-    yield DONE
+        yield dialect.event(chunk)
+    if dialect.done:
+        yield dialect.done
 
 
 async def _collect(outputs: Merged[RequestOutput], reply: Reply) -> None:

@@ -27,7 +27,7 @@ OBSERVED_PATHS = frozenset({"/metrics", "/server_info"})
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 MAX_HEADER_BYTES = 32 << 10
 MAX_HEADERS = 100
-SINGLE_HEADERS = (b"authorization", b"host", b"origin", b"content-type")
+SINGLE_HEADERS = (b"authorization", b"x-api-key", b"host", b"origin", b"content-type")
 """Headers that a request has once at most: whoever reads it before us might take another one."""
 
 
@@ -93,23 +93,40 @@ class Guard:
             return Caller()
         if not self._keys:
             return EVERYONE
-        caller = self._authenticate(values.get(b"authorization", b""))
+        caller = self._authenticate(_given_key(values))
         if path in OBSERVED_PATHS and not (caller.admin or caller.metrics):
             raise ApiError(403, "metrics_key_required", "This needs a key with the right `metrics` or `admin`.")
         return caller
 
-    def _authenticate(self, authorization: bytes) -> Caller:
-        scheme, _, given = authorization.partition(b" ")
-        digest = hashlib.sha256(given.strip()).digest()
+    def _authenticate(self, given: bytes | None) -> Caller:
+        digest = hashlib.sha256(given or b"").digest()
         caller = None
         for key in self._keys:  # all of them, so that the time tells nothing about which one matched
             if hmac.compare_digest(key.digest, digest):
                 caller = Caller(key.name, key.admin, key.metrics, key.urgent or key.admin, key.limits)
-        if caller is None or scheme.lower() != b"bearer":
-            raise ApiError(401, "invalid_api_key", "Missing or wrong API key. Send it as `Authorization: Bearer KEY`.")
+        if caller is None or given is None:
+            message = "Missing or wrong API key. Send it as `Authorization: Bearer KEY` or `x-api-key: KEY`."
+            raise ApiError(401, "invalid_api_key", message)
         if caller.limits.expires is not None and time.time() >= caller.limits.expires:
             raise ApiError(401, "expired_api_key", "The API key has expired.")
         return caller
+
+
+def _given_key(headers: Mapping[bytes, bytes]) -> bytes | None:
+    """Returns the key in the headers; None if there is none.
+
+    Raises:
+        ApiError: there are two headers for it, which do not hold the same key.
+    """
+    own, authorization = headers.get(b"x-api-key"), headers.get(b"authorization")
+    scheme, _, bearer = (authorization or b"").partition(b" ")
+    given = bearer.strip() if scheme.lower() == b"bearer" else None
+    if own is None:
+        return given
+    if authorization is not None and not hmac.compare_digest(given or b"", own.strip()):
+        message = "The headers `Authorization` and `x-api-key` do not hold the same key. Send one of them."
+        raise ApiError(401, "invalid_api_key", message)
+    return own.strip()
 
 
 def require_admin(caller: Caller) -> None:

@@ -21,12 +21,12 @@ from ...runtime.protocol.request import TokenLogprob
 from ..errors import ApiError, ShuttingDownError, to_api_error
 from .access import request_id_of
 from .connection import ClientClosedError, Lifecycle, run_while_connected
+from .dialect import dialect_of
 from .protocol import PROBE_OF_ANSWER
 
 T = TypeVar("T")
 
 PING = b": ping\n\n"
-DONE = b"data: [DONE]\n\n"
 
 MAX_WAITING_BYTES = 32 << 20
 """Bytes waiting for one reader of a stream beyond which no item is accepted; the last one may overshoot."""
@@ -65,10 +65,12 @@ logger = logging.getLogger("bough.server")
 
 
 class ErrorResponse(Response):
-    """Answer with an error, which is also noted for log and metrics."""
+    """Answer with an error to the request of `scope`, which is also noted for log and metrics."""
 
-    def __init__(self, error: ApiError) -> None:
-        super().__init__(error.body(), error.status, headers=dict(error.headers), media_type="application/json")
+    def __init__(self, error: ApiError, scope: Scope) -> None:
+        dialect = dialect_of(scope)
+        body, status = dialect.body(error, request_id_of(scope)), dialect.status(error)
+        super().__init__(body, status, headers=dict(error.headers), media_type="application/json")
         self._code = error.code
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -455,11 +457,6 @@ def size_of_logprobs(entries: Collection[TokenLogprob]) -> int:
 # Server-sent events, which end when their reader leaves
 
 
-def event(value: object) -> bytes:
-    """Encodes one server-sent event: a line of JSON."""
-    return b"data: " + msgspec.json.encode(value) + b"\n\n"
-
-
 class EventStream(Response):
     """Answer that sends `events` one by one until the client disconnects; then, or at its end, awaits `close`.
 
@@ -516,7 +513,7 @@ class EventStream(Response):
     async def _send_error(self, scope: Scope, send: Send, error: ApiError) -> None:
         note_error(scope, error.code)
         end_of_part = b"\n\n" if self._is_sending else b""
-        await _send_part(send, end_of_part + b"data: " + error.body() + b"\n\n")
+        await _send_part(send, end_of_part + dialect_of(scope).failure(error, request_id_of(scope)))
 
 
 async def _send_part(send: Send, part: bytes) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TextIO
@@ -23,6 +23,7 @@ from ..metrics import ServerMetrics
 from .access import PUBLIC_PATHS, SAFE_METHODS, Account, Accounts, Guard, Visit
 from .answers import ErrorResponse, Pieces, Unsent, note_error
 from .connection import ClientClosedError, Lifecycle
+from .dialect import Dialect, dialect_of, find_dialect
 from .door import Turnstile
 from .table import CLAIM, LEFT
 
@@ -114,7 +115,7 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self.status, self._answered = message["status"], time.monotonic()
             headers = MutableHeaders(scope=message)
-            headers["x-request-id"] = self.id
+            headers.update(dict.fromkeys(dialect_of(self._scope).id_headers, self.id))
             headers.update({} if self.account is None else dict(self.account.headers()))
             if self._lifecycle.draining:
                 headers["connection"] = "close"
@@ -159,7 +160,9 @@ class Gate:
         lifecycle: Lifecycle,
         accounts: Accounts,
         paths: Collection[str],
+        dialects: Mapping[str, Dialect],
     ) -> None:
+        """`dialects` are those other than OpenAI's, by the path at and below which they are spoken."""
         self._app = app
         self._accounts = accounts
         self._log = RequestLog() if config.request_log else None
@@ -167,6 +170,7 @@ class Gate:
         self.metrics = metrics
         self._lifecycle = lifecycle
         self._paths = paths
+        self._dialects = dialects
         self._unsent = Unsent()
         self._turnstile = Turnstile()
 
@@ -179,13 +183,14 @@ class Gate:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         pieces = Pieces(self._unsent, send, scope)
         exchange = _Exchange(scope, receive, pieces, self._lifecycle)
+        scope["bough.request_id"] = exchange.id
+        scope["bough.dialect"] = find_dialect(exchange.path, self._dialects)
         try:
             caller = scope["bough.caller"] = self._guard.admit(exchange.path, scope["headers"], scope["method"])
             pieces.key = caller.name
             if CLAIM in scope and not scope[CLAIM](caller.name):
                 message = "This key has too many open connections. Try again when some have closed."
                 raise ApiError(503, "too_many_connections", message, close=True)
-            scope["bough.request_id"] = exchange.id
             if exchange.path not in ALWAYS_SERVED:
                 await self._turnstile.enter(caller.name, scope.get(LEFT))
             if scope["method"] not in SAFE_METHODS:
@@ -199,14 +204,14 @@ class Gate:
             logger.warning("request %s was cut off by the shutdown of the server", exchange.id)
             note_error(scope, ShuttingDownError().code)
             if exchange.status is None:
-                await ErrorResponse(ShuttingDownError())(scope, receive, exchange.send)
+                await ErrorResponse(ShuttingDownError(), scope)(scope, receive, exchange.send)
         except Exception as error:
             answer = exchange.refusal or to_api_error(error)
             if answer.status == 500:
                 logger.exception("request %s failed", exchange.id)
             note_error(scope, answer.code)
             if exchange.status is None:
-                await ErrorResponse(answer)(scope, receive, exchange.send)
+                await ErrorResponse(answer, scope)(scope, receive, exchange.send)
         finally:
             pieces.close()
             self._settle(exchange)

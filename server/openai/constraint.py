@@ -167,13 +167,13 @@ def _of_openai(raw: msgspec.Raw, *, param: str, strict: bool) -> JsonSchema:
     return _in_order(schema.schema) if strict else schema
 
 
-def after_reasoning(grammar: GrammarSpec | None, end: str | None) -> GrammarSpec | None:
-    """`grammar` for what follows the reasoning that `end` closes."""
-    if grammar is None or not end:
+def after_reasoning(grammar: GrammarSpec | None, end: str | None, budget: int | None = None) -> GrammarSpec | None:
+    """`grammar` for what follows the reasoning that `end` closes, which has `budget` tokens at most."""
+    if not end or (grammar is None and budget is None):
         return grammar
     if isinstance(grammar, Structural):
-        return msgspec.structs.replace(grammar, reasoning_end=end)
-    return Structural(reasoning_end=end, then=grammar)
+        return msgspec.structs.replace(grammar, reasoning_end=end, reasoning_budget=budget)
+    return Structural(reasoning_end=end, reasoning_budget=budget, then=grammar)
 
 
 # Grammars and schemas in a field of text or JSON

@@ -132,6 +132,7 @@ class Message(msgspec.Struct):
     tool_calls: Annotated[list[ToolCallInput], Meta(max_length=128)] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
+    reasoning_content: _Text | None = None
 
 
 class FunctionDefinition(msgspec.Struct):

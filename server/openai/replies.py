@@ -274,10 +274,12 @@ class Reader(Protocol):
         """Returns what was held back until now."""
 
 
-def reader(toolbox: Toolbox, reasoning_end: str | None = None) -> Reader:
-    """The reader for an answer to a request with these tools, which may begin with reasoning."""
-    result = _call_reader(toolbox)
-    return result if reasoning_end is None else ReasoningReader(reasoning_end, THINK[0], result)
+def reader(job: Job) -> Reader:
+    """The reader for an answer to a chat, with its tools, which may begin with reasoning."""
+    result = _call_reader(job.toolbox)
+    if job.reasoning_end is None:
+        return result
+    return ReasoningReader(job.reasoning_end, THINK.begin, result, optional=job.reasoning_optional)
 
 
 def _call_reader(toolbox: Toolbox) -> Reader:
@@ -327,12 +329,16 @@ class CallReader:
 
 
 class ReasoningReader:
-    """Reasoning comes first, up to a text that closes it; what follows is for another reader."""
+    """Reasoning comes first, up to a text that closes it; what follows is for another reader.
 
-    def __init__(self, end: str, begin: str, then: Reader) -> None:
+    optional   there is none if the text does not start with `begin`
+    """
+
+    def __init__(self, end: str, begin: str, then: Reader, *, optional: bool = False) -> None:
         self._end = end
         self._begin = begin
         self._then = then
+        self._optional = optional
         self._held = ""
         self._any = self._closed = self._blank = False
 
@@ -343,6 +349,11 @@ class ReasoningReader:
         if not self._any:
             if self._begin.startswith(self._held):
                 return []
+            if self._optional and not self._held.startswith(self._begin):
+                self._closed = True
+                rest, self._held = self._held, ""
+                return self._after(rest)
+            self._optional = False
             self._held = self._held.removeprefix(self._begin).lstrip("\n")
             self._any = bool(self._held)
         start = find_mark(self._held, self._end)
@@ -355,8 +366,10 @@ class ReasoningReader:
         return pieces
 
     def finish(self) -> list[Piece]:
-        pieces: list[Piece] = [Thought(self._held)] if self._held else []
-        return [*pieces, *self._then.finish()]
+        held: Sequence[Piece] = []
+        if self._held:
+            held = self._then.push(self._held) if self._optional else [Thought(self._held)]
+        return [*held, *self._then.finish()]
 
     def _after(self, text: str) -> Sequence[Piece]:
         """Passes the answer on without the empty lines between the reasoning and it."""
@@ -460,7 +473,7 @@ class _ChatAnswer:
         self._shown = shown
         self._kept = kept
         self._forced_call = job.toolbox.forced
-        self._reader = reader(job.toolbox, job.reasoning_end)
+        self._reader = reader(job)
         self._texts: list[str] = []
         self._thoughts: list[str] = []
         self._calls: list[ToolCall] = []

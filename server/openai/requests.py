@@ -48,18 +48,35 @@ MAX_SENT_GRAMMAR_CHARS = 1 << 23
 """Characters of a constraint times the sequences of its request: each takes it to the engine."""
 
 
-def decode_openai(data: bytes, kind: type[B], *, strict: bool = False, max_items: int = MAX_ITEMS) -> tuple[B, int]:
+class FieldNames(NamedTuple):
+    """Names of fields that have no place in a body's struct: those without effect, and those that are refused."""
+
+    ignored: frozenset[str]
+    refused: frozenset[str]
+
+
+OPENAI_FIELDS = FieldNames(IGNORED, REFUSED)
+
+
+def decode_openai(
+    data: bytes,
+    kind: type[B],
+    *,
+    strict: bool = False,
+    max_items: int = MAX_ITEMS,
+    names: FieldNames = OPENAI_FIELDS,
+) -> tuple[B, int]:
     """Decodes a body of `kind`, with `max_items` commas at most; returns it with the number of unknown fields.
 
     Raises:
         ApiError: as `decode`; or a field that would change the output is not supported; or, with `strict`, not known.
     """
     body = decode(data, kind, max_items=max_items)
-    num_unknown, known = 0, _names_of(kind)
+    num_unknown, known = 0, _names_of(kind, names.ignored)
     for name, value in _FIELDS.decode(data).items():
         if name in known:
             continue
-        if name in REFUSED:
+        if name in names.refused:
             if bytes(value) not in _EMPTY:
                 raise invalid(name, f"{name} is not supported by this server", code="unsupported_parameter")
         elif strict:
@@ -70,9 +87,9 @@ def decode_openai(data: bytes, kind: type[B], *, strict: bool = False, max_items
 
 
 @lru_cache(maxsize=8)
-def _names_of(kind: type[msgspec.Struct]) -> frozenset[str]:
+def _names_of(kind: type[msgspec.Struct], ignored: frozenset[str]) -> frozenset[str]:
     """The fields that may stand in a body of `kind`."""
-    return IGNORED.union(kind.__struct_fields__)
+    return ignored.union(kind.__struct_fields__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +122,8 @@ class Job(NamedTuple):
     scores     one per prompt whose tokens' log-probabilities are wanted too (None: the prompt is a single token)
     prompts    the prompts' token ids
     echoes     their texts, with which answers begin; empty if they do not
-    reasoning_end    closes what answers begin with before the constraint applies (None: nothing)
+    reasoning_end    closes the reasoning that answers begin with, which is told from the rest (None: none)
+    reasoning_optional    they begin with it only if they say so
     """
 
     requests: tuple[Request, ...]
@@ -115,6 +133,7 @@ class Job(NamedTuple):
     constraint: Constraint = Constraint()
     toolbox: Toolbox = Toolbox()
     reasoning_end: str | None = None
+    reasoning_optional: bool = False
 
     @property
     def num_echoed(self) -> int:
@@ -125,8 +144,15 @@ class Job(NamedTuple):
         return sum(len(prompt) for prompt, score in pairs if score is None)
 
 
-def chat_job(body: ChatBody, context: Context) -> Job:
-    """Raises ApiError, RequestError: the body cannot be served; `param` names the field."""
+def chat_job(body: ChatBody, context: Context, *, splits: bool = False, budget: int | None = None) -> Job:
+    """Makes a job of a body.
+
+    splits   reasoning is told from the answer even where nothing constrains this
+    budget   the most tokens of reasoning
+
+    Raises:
+        ApiError, RequestError: the body cannot be served; `param` names the field.
+    """
     _check_stream(body)
     if body.modalities not in (None, [], ["text"]):
         raise invalid("modalities", "only text is supported", code="unsupported_value")
@@ -144,8 +170,11 @@ def chat_job(body: ChatBody, context: Context) -> Job:
     reasoning_end = body.reasoning_end
     if reasoning_end is None:
         reasoning_end = find_reasoning_end(context.tokenizer, prompt, body.chat_template_kwargs)
-    reasoning_end = reasoning_end if constraint.grammar is not None and reasoning_end else None
-    constraint = constraint._replace(grammar=after_reasoning(constraint.grammar, reasoning_end))
+    if not reasoning_end or (constraint.grammar is None and not splits):
+        reasoning_end = None
+    told = body.reasoning_end is not None or budget is not None or _is_opened(context.tokenizer, prompt)
+    optional = not told and _is_free(constraint, toolbox)
+    constraint = constraint._replace(grammar=after_reasoning(constraint.grammar, reasoning_end, budget))
     limit_name = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
     max_tokens = body.max_tokens if body.max_tokens is not None else body.max_completion_tokens
     _check_length(len(prompt), max_tokens, context, prompt_name="messages", limit_name=limit_name)
@@ -156,7 +185,19 @@ def chat_job(body: ChatBody, context: Context) -> Job:
     if _has_control(context.tokenizer, toolbox.form.trigger if toolbox.form else "", reasoning_end or ""):
         sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
     requests = _children(body, [prompt], sampling, constraint, context)
-    return Job(requests, (prompt,), constraint=constraint, toolbox=toolbox, reasoning_end=reasoning_end)
+    return Job(
+        requests,
+        (prompt,),
+        constraint=constraint,
+        toolbox=toolbox,
+        reasoning_end=reasoning_end,
+        reasoning_optional=optional,
+    )
+
+
+def _is_free(constraint: Constraint, toolbox: Toolbox) -> bool:
+    """Tells whether an answer may be any text, in which calls may be."""
+    return constraint.grammar is None or (toolbox.mode == "auto" and constraint.param == "tools")
 
 
 def find_reasoning_end(tokenizer: Tokenizer, prompt: Sequence[int], kwargs: Mapping[str, Any] | None) -> str | None:
@@ -164,17 +205,23 @@ def find_reasoning_end(tokenizer: Tokenizer, prompt: Sequence[int], kwargs: Mapp
 
     A template may open the section itself; or leave that to the model, unless it was told `enable_thinking: false`.
     """
-    begin, end = THINK
-    source = tokenizer.chat.source
+    source, end = tokenizer.chat.source, THINK.end
     if end not in source:
         return None
-    tail = tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special_tokens=False)
-    opened, closed = tail.rfind(begin), tail.rfind(end)
-    if opened > closed:
+    if _is_opened(tokenizer, prompt):
         return end
-    if closed >= 0 or "enable_thinking" not in source or (kwargs or {}).get("enable_thinking") is False:
-        return None
-    return end
+    is_off = end in _tail(tokenizer, prompt) or (kwargs or {}).get("enable_thinking") is False
+    return None if is_off or "enable_thinking" not in source else end
+
+
+def _is_opened(tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
+    """Tells whether the template has begun the reasoning."""
+    tail = _tail(tokenizer, prompt)
+    return tail.rfind(THINK.begin) > tail.rfind(THINK.end)
+
+
+def _tail(tokenizer: Tokenizer, prompt: Sequence[int]) -> str:
+    return tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special_tokens=False)
 
 
 def _has_control(tokenizer: Tokenizer, *marks: str) -> bool:
@@ -260,9 +307,10 @@ def encode_chat(body: ChatBody, toolbox: Toolbox, tokenizer: Tokenizer, *, max_t
 
 
 def _num_chars(message: Mapping[str, Any]) -> int:
-    """Counts what a message says: its content, and the arguments of its calls."""
+    """Counts what a message says: its content, its reasoning, and the arguments of its calls."""
     calls = message.get("tool_calls") or ()
-    return len(message.get("content") or "") + sum(len(call["function"]["arguments"]) for call in calls)
+    said = len(message.get("content") or "") + len(message.get("reasoning_content") or "")
+    return said + sum(len(call["function"]["arguments"]) for call in calls)
 
 
 def check_chars(num_chars: int, *, max_tokens: int, param: str) -> None:
@@ -508,6 +556,8 @@ def _to_message(message: Message, param: str) -> dict[str, Any]:
         result["content"] = _to_text(message.content, f"{param}.content")
     if message.name is not None:
         result["name"] = message.name
+    if message.role == "assistant" and message.reasoning_content:
+        result["reasoning_content"] = message.reasoning_content
     if message.role == "tool":
         if message.tool_call_id is None:
             raise invalid(f"{param}.tool_call_id", "a tool message needs the id of its call", code=_MISSING)

@@ -52,8 +52,9 @@ from ...runtime.tokenizer.tokenizer import Tokenizer
 from ...runtime.tools.registry import unknown_tool
 from ..errors import ApiError, from_error_info, invalid, to_api_error
 from ..http.access import caller_of, request_id_of, require_admin, visit_of
-from ..http.answers import DONE, PING, Backlog, EventStream, Merged, WaitingEvents, event, note_error
+from ..http.answers import PING, Backlog, EventStream, Merged, WaitingEvents, note_error
 from ..http.connection import LARGE_BODY, check_parts, decode
+from ..http.dialect import DONE, event
 from ..service import Service, to_json
 from .openapi import card, document
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 
@@ -224,13 +225,13 @@ def anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     engine = FakeClient(lambda request: Script(pieces=(_answer(request),)))
     config = ServerConfig(port=0, served_model_name="smollm2-135m")
     with running(engine, config) as server:
-        client = server.openai()
+        clients = {"http://127.0.0.1:8000/v1": server.openai(), "http://127.0.0.1:8000": server.anthropic()}
 
-        def connect(*, base_url: str, api_key: str) -> openai.OpenAI:
-            assert base_url == "http://127.0.0.1:8000/v1"
-            return client
+        def connect(*, base_url: str, api_key: str) -> Any:
+            return clients[base_url]
 
         monkeypatch.setattr(openai, "OpenAI", connect)
+        monkeypatch.setattr(anthropic, "Anthropic", connect)
         yield local
     bough.set_default_backend(None)
 

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -23,7 +24,7 @@ from .fake_client import FakeClient
 
 @dataclass
 class Running:
-    """A server, and clients for it. `http` and `openai` are closed with it."""
+    """A server, and clients for it, which are closed with it."""
 
     port: int
     engine: FakeClient
@@ -42,6 +43,11 @@ class Running:
     def openai(self, *, key: str = "none", **settings: Any) -> openai.OpenAI:
         settings.setdefault("max_retries", 0)
         client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, timeout=20, **settings)
+        return self.stack.enter_context(client)
+
+    def anthropic(self, *, key: str = "none", **settings: Any) -> anthropic.Anthropic:
+        settings.setdefault("max_retries", 0)
+        client = anthropic.Anthropic(base_url=self.url, api_key=key, timeout=20, **settings)
         return self.stack.enter_context(client)
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float = 1.0) -> bool:

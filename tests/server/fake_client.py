@@ -47,6 +47,7 @@ class ByteTokenizer:
     def __init__(self, *, template: str = "") -> None:
         self.chat = FakeChat(template)
         self.rendered: list[str] = []
+        self.options: list[dict[str, Any]] = []
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         return list(text.encode())
@@ -70,6 +71,13 @@ class ByteTokenizer:
         text = f"[{names}]" if tools else ""
         text += "".join(f"{message['role']}: {message['content']}\n" for message in messages)
         self.rendered.append(text)
+        self.options.append(
+            {
+                "add_generation_prompt": add_generation_prompt,
+                "continue_final_message": continue_final_message,
+                "template_kwargs": template_kwargs,
+            }
+        )
         return self.encode(text)
 
     def pieces(self, tokens: Iterable[int], *, skip_special_tokens: bool = True) -> list[bytes]:
@@ -97,6 +105,8 @@ class Script:
 
     pieces: Sequence[str] = ("Hel", "lo")
     reason: FinishReason = "stop"
+    matched: str | int | None = None
+    cached_tokens: int = 3
     error: ErrorInfo | None = None
     delay_s: float = 0.0
     refuse: Exception | None = None
@@ -148,17 +158,20 @@ class FakeClient:
                 finish = Finish(reason="length", usage=Usage(prompt_tokens=len(request.prompt)))
                 yield end(finish, logprobs)
                 return
-            for piece in script.pieces:
+            for index, piece in enumerate(script.pieces):
                 await asyncio.sleep(script.delay_s)
-                yield _output(request, piece)
+                yield _output(request, piece, cached_tokens=None if index else script.cached_tokens)
             if script.die is not None:
                 died = True
                 raise script.die
             finished = True
             num_tokens = sum(len(piece.encode()) for piece in script.pieces)
-            used = Usage(prompt_tokens=len(request.prompt), cached_tokens=3, completion_tokens=num_tokens)
+            cached = script.cached_tokens
+            used = Usage(prompt_tokens=len(request.prompt), cached_tokens=cached, completion_tokens=num_tokens)
             usage = used if script.usage is None else script.usage
-            finish = Finish(reason=script.reason, usage=usage, error=script.error, constraint=script.receipt)
+            finish = Finish(
+                reason=script.reason, usage=usage, matched=script.matched, error=script.error, constraint=script.receipt
+            )
             yield end(finish)
         finally:
             self.open_ids.discard(request.id)
@@ -239,9 +252,16 @@ def _usual(program: Program) -> Iterator[ProgramEvent]:
     yield Done(requests=1, texts={0: "6 * 7 = 42"})
 
 
-def _output(request: Request, piece: str) -> RequestOutput:
+def _output(request: Request, piece: str, *, cached_tokens: int | None) -> RequestOutput:
     tokens = tuple(piece.encode())
     logprobs = None
     if (count := request.sampling.logprobs) is not None:
         logprobs = tuple(TokenLogprob(token, -0.5, ((token, -0.5), (0, float("-inf")))[:count]) for token in tokens)
-    return RequestOutput(id=request.id, text=piece, tokens=tokens, origins=(SAMPLED,) * len(tokens), logprobs=logprobs)
+    return RequestOutput(
+        id=request.id,
+        text=piece,
+        tokens=tokens,
+        origins=(SAMPLED,) * len(tokens),
+        logprobs=logprobs,
+        cached_tokens=cached_tokens,
+    )

@@ -44,6 +44,13 @@ def test_it_takes_no_requests_yet(listener: socket.socket, method: str, path: st
         assert int(answer.headers["retry-after"]) >= 1
 
 
+def test_each_client_is_told_in_its_own_form(listener: socket.socket) -> None:
+    with LoadingServer(listener):
+        answer = httpx.post(url_of(listener) + "/v1/messages?beta=true", json={})
+        assert (answer.status_code, answer.json()["type"]) == (503, "error")
+        assert answer.json()["error"]["type"] == "overloaded_error"
+
+
 def test_clients_that_say_nothing_or_no_request_do_not_matter(listener: socket.socket) -> None:
     address = listener.getsockname()
     loading = LoadingServer(listener)

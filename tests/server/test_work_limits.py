@@ -22,6 +22,8 @@ from bough.runtime.protocol.template import Parameter, ResultConstant, Template
 from bough.runtime.templates.fill import fill
 from bough.runtime.tokenizer.load import load_tokenizer
 from bough.runtime.tokenizer.tokenizer import MAX_TOKEN_CHARS, Tokenizer
+from bough.server.anthropic.objects import FIELDS, MessagesBody
+from bough.server.anthropic.requests import count_tokens, message_job
 from bough.server.app import TOKENIZED_CONTEXTS
 from bough.server.errors import ApiError
 from bough.server.http.connection import MAX_ITEMS, MAX_PARTS, MAX_TOKEN_IDS
@@ -139,6 +141,40 @@ def test_chats(name: str, tokenizer: Tokenizer) -> None:
     assert took(read) < MOST_S
     for body in bodies:
         assert took(partial(chat_job, body, context(tokenizer))) < MOST_S
+
+
+def said(*messages: tuple[str, Any]) -> bytes:
+    given = [{"role": role, "content": content} for role, content in messages]
+    return json.dumps({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}, *given]}).encode()
+
+
+THOUGHT = {"type": "thinking", "thinking": "x" * 1_900}
+MESSAGES = {
+    "turns of one role": said(*[("assistant", "x" * 1_900)] * 2_000),
+    "thoughts of one turn": said(*[("assistant", [THOUGHT])] * 2_000, ("user", "so?")),
+    "blocks of one turn": said(*[("user", [{"type": "text", "text": "x"}] * 200)] * 100),
+    "calls and results": said(
+        ("assistant", [{"type": "tool_use", "id": f"t{n}", "name": "f", "input": {}} for n in range(2_000)]),
+        ("user", [{"type": "tool_result", "tool_use_id": f"t{n}", "content": "x" * 1_000} for n in range(2_000)]),
+    ),
+    "nested blocks": (
+        '{"model":"m","max_tokens":9,"messages":[{"role":"user","content":['
+        + '{"type":"tool_result","content":[' * 10_000
+    ).encode(),
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_messages(name: str, tokenizer: Tokenizer) -> None:
+    def read() -> None:
+        bodies.append(decode_openai(MESSAGES[name], MessagesBody, names=FIELDS)[0])
+
+    bodies: list[MessagesBody] = []
+    assert len(MESSAGES[name]) <= MOST_BYTES and took(read) < MOST_S
+    assert len(bodies) == (name != "nested blocks")
+    for body in bodies:
+        assert took(partial(message_job, body, context(tokenizer))) < MOST_S
+        assert took(partial(count_tokens, body, context(tokenizer))) < MOST_S
 
 
 COMPLETIONS = {

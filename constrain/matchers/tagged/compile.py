@@ -191,7 +191,11 @@ class _Compilation:
         if spec.reasoning_end is not None:
             pattern = to_symbols(spec.reasoning_end, self._tokens.control)
             start = self._free_text(
-                Triggers([pattern]), {(0,): start}, may_end=self._may_be_empty(start), path="/reasoning_end"
+                Triggers([pattern]),
+                {(0,): start},
+                may_end=self._may_be_empty(start),
+                path="/reasoning_end",
+                most=self._most_before(pattern),
             )
         receipt = _receipt([*self._lowered, self._then])
         grammar = StructuralGrammar(tuple(self._sections), start, self._tokens, self._index, receipt)
@@ -200,6 +204,14 @@ class _Compilation:
                 self._between_parts()
                 grammar.prepare(number)
         return grammar
+
+    def _most_before(self, pattern: Symbols) -> int | None:
+        """Returns after how many tokens of reasoning its end must be written, from wherever that is begun by then."""
+        budget = self._spec.reasoning_budget
+        if budget is None:
+            return None
+        num_last = max(len(encode(self._tokens, pattern[done:])) for done in range(len(pattern)))
+        return max(budget - num_last, 0)
 
     def _main(self) -> int:
         """The section where what is constrained begins."""
@@ -258,11 +270,18 @@ class _Compilation:
         return targets
 
     def _free_text(
-        self, triggers: Triggers, targets: dict[tuple[int, ...], int], *, may_end: bool, path: str = "/triggers"
+        self,
+        triggers: Triggers,
+        targets: dict[tuple[int, ...], int],
+        *,
+        may_end: bool,
+        path: str = "/triggers",
+        most: int | None = None,
     ) -> int:
         self._between_parts()
         way, num_after = (0, 0) if may_end else self._way_out(triggers, targets)
-        self._sections.append(FreeText(triggers, targets, may_end, self._suspects(triggers, path), way, num_after))
+        suspects = self._suspects(triggers, path)
+        self._sections.append(FreeText(triggers, targets, may_end, suspects, way, num_after, most))
         return len(self._sections) - 1
 
     def _suspects(self, triggers: Triggers, path: str) -> tuple[int, ...]:
@@ -397,24 +416,30 @@ def _check(spec: Structural, tokens: TokenTable) -> None:
         _check_tag(index, tag, spec)
     if spec.reasoning_end is not None:
         marks["/reasoning_end"] = spec.reasoning_end
+    elif spec.reasoning_budget is not None:
+        raise GrammarError("a budget of reasoning needs a text that ends it", path="/reasoning_budget")
     total = 0
     for path, mark in marks.items():
         if not mark and not path.endswith("/end") and (spec.free_text or not path.endswith("/begin")):
             raise GrammarError("the text is empty", path=path)
         if "\0" in mark:
             raise GrammarError("the text contains a NUL", path=path)
-        try:
-            num_bytes = len(mark.encode())
-        except UnicodeEncodeError:
-            raise GrammarError("the text contains a lone surrogate", path=path) from None
-        if num_bytes > MAX_MARK_BYTES:
-            raise GrammarError(f"the text has {num_bytes:,} bytes, at most {MAX_MARK_BYTES:,} are allowed", path=path)
-        total += num_bytes
+        total += _num_bytes(mark, path)
         if total > MAX_MARKS_BYTES:
             reason = f"begins, ends and triggers have more than {MAX_MARKS_BYTES:,} bytes together"
             raise GrammarError(reason, path=path)
         if any(symbol - FIRST_CONTROL in tokens.eos_ids for symbol in to_symbols(mark, tokens.control)):
             raise GrammarError("the text contains a token that ends the sequence", path=path)
+
+
+def _num_bytes(mark: str, path: str) -> int:
+    try:
+        num_bytes = len(mark.encode())
+    except UnicodeEncodeError:
+        raise GrammarError("the text contains a lone surrogate", path=path) from None
+    if num_bytes > MAX_MARK_BYTES:
+        raise GrammarError(f"the text has {num_bytes:,} bytes, at most {MAX_MARK_BYTES:,} are allowed", path=path)
+    return num_bytes
 
 
 def _check_tag(index: int, tag: Tag, spec: Structural) -> None:

@@ -26,6 +26,7 @@ class FreeText:
     suspects    tokens that hold a trigger and more
     path        where it is not: the pattern that leads to the shortest end
     num_after   and the tokens needed after it
+    most        tokens of the text after which nothing but the pattern of `path` is allowed (None: any number)
     rows        by state of the search, what is allowed where that is not everything; that of state 0, and a bounded
                 number of others as states are met
     paths       by state, the tokens that complete `path`, of a bounded number of states
@@ -37,6 +38,7 @@ class FreeText:
     suspects: tuple[int, ...] = ()
     path: int = 0
     num_after: int = 0
+    most: int | None = None
     rows: dict[int, MaskRow | None] = field(default_factory=dict)
     paths: dict[int, list[int]] = field(default_factory=dict)
 
@@ -179,6 +181,13 @@ def _without(row: MaskRow, tokens: list[int]) -> MaskRow:
     return left.view(np.int32)
 
 
+def _only(row: MaskRow, token: int) -> MaskRow:
+    """A row as long as `row` that allows nothing but `token`."""
+    alone = np.zeros(len(row), dtype=np.uint32)
+    alone[token // 32] = np.uint32(1) << np.uint32(token % 32)
+    return alone.view(np.int32)
+
+
 @dataclass
 class _Inside:
     """A matcher of the grammar inside of a part, and how many tokens it was fed. Left alone once its part has ended."""
@@ -218,7 +227,9 @@ class StructuralMatcher(Matcher):
     @property
     def free(self) -> bool:
         """Every token is allowed here, no mask is needed. Where that is not known yet, it takes a mask to find out."""
-        return self._body is None and self.grammar.known_free(self._section, self._state)
+        if self._body is not None or self._way_out():
+            return False
+        return self.grammar.known_free(self._section, self._state)
 
     @property
     def taken(self) -> list[int]:
@@ -230,7 +241,7 @@ class StructuralMatcher(Matcher):
         """The text may end here."""
         if self._body is not None:
             return self._insides[-1].matcher.accepting
-        return self._free_text.may_end
+        return self._free_text.may_end and not self._way_out()
 
     @property
     def finished(self) -> bool:
@@ -252,6 +263,8 @@ class StructuralMatcher(Matcher):
         if body is None:
             row = self.grammar.row(self._section, self._state)
             row = self.grammar.everything if row is None else row
+            if way := self._way_out():
+                row = _only(row, way[0])
             if out.shape != row.shape or out.dtype != row.dtype:
                 raise MatcherError(f"a mask row must be {len(row)} int32 words, got {out.shape}")
             out[:] = row
@@ -263,6 +276,8 @@ class StructuralMatcher(Matcher):
 
     def accept(self, token: int, remaining: int | None = None, patience_s: float | None = None) -> int:
         """Advances by `token`, or by one that leaves a way to the end within `remaining`, and returns the one taken."""
+        if (way := self._way_out()) and token != way[0]:
+            raise MatcherError(f"token {token} is not allowed here")
         if self._pass_by(token):
             return token
         if token in self.grammar.tokens.eos_ids:
@@ -288,7 +303,7 @@ class StructuralMatcher(Matcher):
 
     def forced_tokens(self, patience_s: float | None = None) -> list[int]:
         """The tokens that the grammar forces next."""
-        return self._insides[-1].matcher.forced_tokens(patience_s) if self._body is not None else []
+        return self._insides[-1].matcher.forced_tokens(patience_s) if self._body is not None else self._way_out()
 
     def rollback(self, num_tokens: int) -> None:
         """Takes back the last `num_tokens` accepted tokens; ends of sequence do not count."""
@@ -334,6 +349,13 @@ class StructuralMatcher(Matcher):
         section = self.grammar.sections[self._section]
         assert isinstance(section, FreeText)
         return section
+
+    def _way_out(self) -> list[int]:
+        """Returns the tokens that must come now because free text is as long as it may be; none while it is not."""
+        free = self.grammar.sections[self._section]
+        if isinstance(free, Body) or free.most is None or len(self._history) < free.most:
+            return []
+        return free.path_from(self._state, self.grammar.tokens)
 
     def _checkpoint(self, token: int) -> _Checkpoint:
         num_fed = self._insides[-1].num_fed if self._body is not None else 0

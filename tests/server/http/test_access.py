@@ -7,6 +7,7 @@ import inspect
 import socket
 from typing import Any
 
+import httpx
 import pytest
 
 from bough.server.app import Routes
@@ -28,6 +29,12 @@ KEYS = parse_keys(["# people", "", "alice key-a", "bob key-b", "root key-r admin
 
 def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
+
+
+def code_of(response: httpx.Response) -> str:
+    """The code of an error, in whichever API's form."""
+    error = response.json()["error"]
+    return error["code"] if "code" in error else error["details"]["error_code"]
 
 
 def test_keys_are_kept_as_digests_with_names() -> None:
@@ -77,7 +84,33 @@ def test_without_a_right_key_only_the_public_paths_answer(start: Start, header: 
             response = http.request(method, variant)
             assert response.status_code == 401, variant
             assert response.headers["www-authenticate"] == "Bearer"
-            assert response.json()["error"]["code"] == "invalid_api_key"
+            assert code_of(response) == "invalid_api_key"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"x-api-key": "key-a"}, 200),
+        ({"x-api-key": "key-a", **bearer("key-a")}, 200),
+        ({"x-api-key": "key-x"}, 401),
+        ({"x-api-key": ""}, 401),
+        ({"x-api-key": "Bearer key-a"}, 401),
+        ({"x-api-key": "key-a", **bearer("key-b")}, 401),
+        ({"x-api-key": "key-x", **bearer("key-a")}, 401),
+        ({"x-api-key": "key-a", "authorization": "Basic key-a"}, 401),
+    ],
+)
+def test_a_key_may_come_in_a_header_of_its_own(start: Start, headers: dict[str, str], status: int) -> None:
+    server = start(keys=KEYS)
+    response = server.http(headers=headers).post(CHAT, json={"model": "m", "messages": HI})
+    assert response.status_code == status
+    assert [request.namespace for request in server.engine.asked] == ["alice"] * (status == 200)
+    assert status == 200 or code_of(response) == "invalid_api_key"
+
+
+def test_a_second_header_with_a_key_is_refused(start: Start) -> None:
+    headers = [("x-api-key", "key-a"), ("x-api-key", "key-a")]
+    assert start(keys=KEYS).http().get("/v1/models", headers=headers).status_code == 400
 
 
 def test_a_key_opens_and_separates(start: Start) -> None:

@@ -228,6 +228,15 @@ def test_another_text_may_end_the_reasoning(start: Start, compiler: GrammarCompi
     assert (message.reasoning_content, message.content) == ("Let me see. ", " b")
 
 
+def test_a_text_that_says_so_or_is_told_so_begins_with_reasoning(start: Start, compiler: GrammarCompiler) -> None:
+    """Beside tools, which leave the text free, it need not."""
+    server = serve(start, compiler, "No. ANSWER: b", template=THINKING)
+    message = create(server, tools=TOOLS).choices[0].message
+    assert (message.content, getattr(message, "reasoning_content", None)) == ("No. ANSWER: b", None)
+    message = create(server, tools=TOOLS, extra_body={"reasoning_end": "ANSWER:"}).choices[0].message
+    assert (message.content, message.reasoning_content) == (" b", "No. ")
+
+
 LEGACY = {
     "type": "structural_tag",
     "structures": [{"begin": "<plant>", "schema": PLANT, "end": "</plant>"}],
@@ -312,6 +321,7 @@ def test_how_a_text_is_cut_does_not_matter(data: st.DataObject) -> None:
     for make in (
         lambda: TagReader(form, ["weather", "plant"]),
         lambda: ReasoningReader("</think>", "<think>", TextReader()),
+        lambda: ReasoningReader("</think>", "<think>", TextReader(), optional=True),
     ):
         assert told(make(), pieces) == told(make(), [text])
 

@@ -15,6 +15,7 @@ from bough.runtime.protocol.errors import ErrorInfo
 from bough.runtime.protocol.request import Finish, Request, RequestOutput, TokenLogprob, Usage
 from bough.runtime.protocol.sampling_params import SamplingParams
 from bough.server.http.answers import Merged
+from bough.server.http.dialect import OPENAI
 from bough.server.openai import replies
 from bough.server.openai.objects import ChatBody, CompletionBody, FunctionDefinition
 from bough.server.openai.replies import ChatReply, CompletionReply, Header, Scores, ShownTokens
@@ -189,7 +190,7 @@ def test_others_have_their_turn_between_echoed_prompts(stream: bool) -> None:
         task = asyncio.ensure_future(others())
         outputs, reply = Merged[RequestOutput]([]), echoing(scores, stream=stream)
         if stream:
-            num_events = len([part async for part in _chunks(outputs, reply)])
+            num_events = len([part async for part in _chunks(outputs, reply, OPENAI)])
         else:
             await _collect(outputs, reply)
             num_events = len(reply.result().choices)

@@ -26,7 +26,7 @@ from bough.runtime.protocol.program import (
 )
 from bough.runtime.protocol.sampling_params import SamplingParams
 from bough.runtime.protocol.template import ResultConstant, Template
-from bough.server.http.answers import event
+from bough.server.http.dialect import event
 from bough.server.http.keys import parse_keys
 from bough.server.programs import programs as programs_module
 

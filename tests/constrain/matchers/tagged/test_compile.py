@@ -246,6 +246,46 @@ def test_rollback_and_copies(name: str, make_tokens: MakeTokens) -> None:
             fork.rollback(1)
 
 
+@pytest.mark.parametrize("budget", [0, 3, 8])
+@pytest.mark.parametrize("seed", range(4))
+def test_reasoning_ends_within_its_budget(budget: int, seed: int, make_tokens: MakeTokens) -> None:
+    """Tokens are as free as without a budget, until nothing but the end is allowed; then comes what is constrained."""
+    tokens, rng = make_tokens(seed), random.Random(seed)
+    num_last = max(len(tokens.encode(b"</t>"[start:])) for start in range(4))
+    grammar = compiled(Structural(reasoning_end="</t>", reasoning_budget=budget, then=NUMBER), tokens)
+    plain = compiled(Structural(reasoning_end="</t>", then=NUMBER), tokens).matcher()
+    for _ in range(12):
+        matcher, text, masks = grammar.matcher(), "", list[set[int]]()
+        while "</t>" not in text:
+            masks.append(allowed(matcher, tokens))
+            if len(matcher.taken) < budget - num_last:
+                assert matcher.forced_tokens() == []
+                assert masks[-1] == allowed(follow(plain, matcher.taken), tokens)
+            else:
+                assert len(masks[-1]) == 1 and masks[-1] == {matcher.forced_tokens()[0]}
+                assert not matcher.free and not matcher.accepting
+                with pytest.raises(MatcherError):
+                    matcher.accept(EOS)
+            choices = sorted(masks[-1] & set(range(EOS + 1, len(tokens.vocabulary.tokens))))
+            unfinished = [token for token in choices if ">" not in char_text(tokens, token)]
+            token = rng.choice(unfinished or choices)
+            assert matcher.accept(token) == token
+            text += char_text(tokens, token)
+        assert len(matcher.taken) <= max(budget, num_last)
+        fork = matcher.copy()
+        assert allowed(fork, tokens) == allowed(follow(plain, matcher.taken), tokens)
+        for number, mask in enumerate(reversed(masks), start=1):
+            matcher.rollback(1)
+            assert allowed(matcher, tokens) == mask, number
+
+
+def follow(matcher: Matcher, taken: Sequence[int]) -> Matcher:
+    trial = matcher.copy()
+    for token in taken:
+        trial.accept(token)
+    return trial
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_budget_is_kept(name: str, seed: int, make_tokens: MakeTokens) -> None:
@@ -318,6 +358,7 @@ REFUSED = {
     "/tags/1/end": Structural((*AB, Tag("<t>", NUMBER, "[END]"))),
     "/tags/0/content": Structural((Tag("<t>", Choice(()), "</t>"),)),
     "/reasoning_end": Structural(AB, reasoning_end=""),
+    "/reasoning_budget": Structural(AB, reasoning_budget=9),
 }
 
 
