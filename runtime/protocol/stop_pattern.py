@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple
 
-from ...constrain.regex.algebra import ANY, EMPTY, Concat, Intersection, Node, Union
+from ...constrain.regex.algebra import ANY, EMPTY, Concat, Intersection, Node, Union, parts
 from ...constrain.regex.assertions import NotRegularError, Sought, sought
 from ...constrain.regex.decisions import Derivatives, OutOfBudgetError
 from ...constrain.regex.patterns import PatternError, parse_tree
@@ -28,6 +30,12 @@ MAX_STEPS = 300
 BURST = 50_000
 RATE = 25_000
 """Units of effort that searches may take at once, and a second from then on. A unit is about a microsecond."""
+
+SLOW_S = 0.0005
+"""A derivative that took longer costs what it took: its effort is an estimate."""
+
+MAX_OPTIONAL = 64
+"""Parts one after another that may all be missing: a derivative has as many beginnings, each with all parts that follow."""
 
 _LIVE_PER_UNIT = 3
 _MAX_KNOWN = 50_000
@@ -48,6 +56,14 @@ class SearchBudget(Derivatives):
         super().__init__(BURST)
         self._clock = clock
         self._at = clock()
+
+    def step(self, node: Node, char: str) -> Node:
+        began = time.perf_counter()
+        try:
+            return super().step(node, char)
+        finally:
+            if (spent_s := time.perf_counter() - began) > SLOW_S:
+                self.remaining -= int(spent_s * 1e6)
 
     def spend(self, units: int) -> None:
         if units > self.remaining:
@@ -76,6 +92,8 @@ class StopPattern:
             raise _refused(str(error)) from error
         if any(node.nullable for part in self.parts for node in part.match.nodes):
             raise _refused("it matches the empty text and would end every answer")
+        if any(_num_optional(node) > MAX_OPTIONAL for part in self.parts for node in part.match.nodes):
+            raise _refused(f"it has more than {MAX_OPTIONAL} optional parts one after another")
         self.behind = tuple({node for part in self.parts for node, _ in part.behind})
         """Languages that the text before a match is compared with."""
         if len(self.behind) > MAX_BEHIND:
@@ -196,6 +214,19 @@ class PatternSearch:
             return None
         before = self._seen - len(self._text)
         return StopMatch(*found, self._text[found[0] - before : found[1] - before])
+
+
+def _num_optional(node: Node) -> int:
+    """Returns how many parts one after another may all be missing, at most, anywhere in `node`."""
+    most, pending, seen = 0, [node], {node}
+    while pending:
+        top = pending.pop()
+        if isinstance(top, Concat):
+            runs = (len(list(run)) for nullable, run in groupby(top.items, attrgetter("nullable")) if nullable)
+            most = max(most, *runs, 0)
+        pending += (new := set(parts(top)) - seen)
+        seen |= new
+    return most
 
 
 def _is_any(node: Node) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import time
+from types import SimpleNamespace
 
 import pytest
 import regex
@@ -15,6 +16,7 @@ from bough.constrain.regex.decisions import OutOfBudgetError
 from bough.runtime.protocol.errors import EngineError, RequestError
 from bough.runtime.protocol.stop_pattern import (
     BURST,
+    MAX_OPTIONAL,
     RATE,
     WINDOW,
     PatternSearch,
@@ -134,6 +136,30 @@ def test_no_pattern_takes_more_than_its_budget(pattern: str) -> None:
             looking.advance(drawn.choice("ab"))
     assert time.thread_time() - began < 10 * (BURST * 1e-6 + 0.05) + 1.0
     assert looking._seen - looking.live_from <= WINDOW
+
+
+def optional(count: int) -> str:
+    return "".join(f"[^{chr(0x4E00 + number)}]?" for number in range(count)) + "Z"
+
+
+def test_many_optional_parts_in_a_row_are_refused() -> None:
+    """Each derivative would begin with each of them, and hold all that follow."""
+    StopPattern(optional(MAX_OPTIONAL))
+    for pattern in (optional(MAX_OPTIONAL + 1), f"a(?:b|{optional(MAX_OPTIONAL + 1)}){{2,3}}c"):
+        with pytest.raises(RequestError, match="optional parts one after another"):
+            StopPattern(pattern)
+
+
+def test_what_takes_long_costs_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what its effort says, which is an estimate."""
+    budget, node = SearchBudget(clock=lambda: 0.0), StopPattern(optional(40)).parts[0].match.after("")
+    now = iter([0.0, 0.03, 1.0, 1.00001])
+    monkeypatch.setattr("bough.runtime.protocol.stop_pattern.time", SimpleNamespace(perf_counter=lambda: next(now)))
+    budget.step(node, "a")
+    assert budget.remaining <= BURST - 30_000
+    left = budget.remaining
+    budget.step(node, "a")  # it is known now
+    assert budget.remaining == left
 
 
 def test_a_budget_flows_back() -> None:
