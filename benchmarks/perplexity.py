@@ -3,9 +3,9 @@
     bough bench perplexity smollm2-135m --dtype float32 --kinds native fp8 int8 int4
     bough bench perplexity --dtype float32 --kinds native bfloat16 --peers llama.cpp openvino --texts prose code chats
 
-`native` is what the CPU computes unless a dtype is asked for: the file's quantised weights by the library in C, whose
-activations have 8 bits; `native-mixed` is the same with activations="mixed", and `bfloat16` the model in that dtype by
-torch; `native-int8`, `native-w8a8` and `native-int4` are weights that are rounded for it; with `-kv8`
+`native` is what the CPU computes unless a dtype is asked for: the file's quantised weights by the library in C, with
+activations of 8 bits, or 16 where they are far above the others; `native-a8` is the same with activations="int8", and
+`bfloat16` the model in that dtype by torch; `native-int8`, `native-w8a8` and `native-int4` are weights that are rounded for it; with `-kv8`
 at the end, keys and values have 8 bits, too. Weights of a GGUF file that were quantised already lose less when they are
 rounded again on a like grid: compare kinds on a model whose files hold bfloat16. `--peers` adds engines of
 `bough bench peers` that read the same tokens: llama.cpp the file itself, the others what is made of it.
@@ -46,11 +46,11 @@ from .workloads.prose import PASSAGE, TEXTS
 
 _CHUNK = 256  # tokens of one forward pass
 _PAGE_SIZE = 16
-_NONE, _STORED, _NATIVE, _MIXED, _BFLOAT16, _KV8 = "none", "stored", "native", "mixed", "bfloat16", "-kv8"
+_NONE, _STORED, _NATIVE, _A8, _BFLOAT16, _KV8 = "none", "stored", "native", "a8", "bfloat16", "-kv8"
 _PEER_S = 900.0  # for one text, or until a peer is ready
 _PEER_TOKENS = 8192  # of the longest text that peers read
 _NATIVES = tuple(
-    f"{_NATIVE}{kind}{kv}" for kind in ("", *(f"-{kind}" for kind in (_MIXED, *NATIVE_KINDS))) for kv in ("", _KV8)
+    f"{_NATIVE}{kind}{kv}" for kind in ("", *(f"-{kind}" for kind in (_A8, *NATIVE_KINDS))) for kv in ("", _KV8)
 )
 
 
@@ -178,8 +178,8 @@ def _load(model: str, kind: str, device: str, dtype: str) -> LoadedModel:
             raise SystemExit("the CPU library was not built, or this processor is x86 without AVX2")
         rounding = kind.removesuffix(_KV8).removeprefix(_NATIVE).removeprefix("-") or None
         threads = Threads(library, torch.get_num_threads())
-        is_mixed = rounding == _MIXED
-        target = NativeTarget(library, threads, None if is_mixed else rounding, has_rests=is_mixed)
+        weights = None if rounding == _A8 else rounding
+        target = NativeTarget(library, threads, weights, has_rests=rounding not in (_A8, "w8a8"))
         loaded = load_model(model, native=target)
         if not isinstance(loaded.model, NativeDecoder):
             raise SystemExit(f"the CPU library has no formats for {loaded.name}: try native-int8")

@@ -131,7 +131,7 @@ def native_target(config: EngineConfig) -> NativeTarget:
     threads = Threads(library, num_threads())
     return NativeTarget(
         *(library, threads, config.quantization, config.max_model_len),
-        has_rests=config.activations == "mixed",
+        has_rests=config.activations != "int8" and config.quantization != "w8a8",
         claim=claim_host,
     )
 

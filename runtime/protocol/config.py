@@ -41,8 +41,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                             "native" attention_backend; "fp8_e4m3" (GPU) and "int8" ("native") hold twice as much
     quantization            format of the layers' weights: "fp8", "int8", "w8a8", "int4"; unset: the checkpoint's own;
                             "awq", "gptq", "gguf": the checkpoint's own, but refuse any other format
-    activations             inputs of products with the "native" attention_backend: "int8" ("auto"), or "mixed": 16 bits
-                            where they are far above the others of their token, which is closer to float32, and slower
+    activations             inputs of products with the "native" attention_backend: "mixed" ("auto"), with 16 bits where
+                            they are far above the others of their token, or "int8", which is faster and less accurate;
+                            "w8a8" weights have "int8"
     device                  "auto", "cpu", "cuda", "cuda:1", ...
     max_model_len           maximum tokens of prompt and completion; unset: the model's context length
     max_num_seqs            maximum sequences running at once; unset: 64 on the CPU, 256 on a GPU

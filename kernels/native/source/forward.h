@@ -27,13 +27,13 @@ enum { OWN_ROWS = 16, MOST_OWN_ROWS = 256, OWN_PANELS = 2 };
 /* Which groups get rests (rounded.h): of what goes into queries, keys and values, and into gate and up, those whose scales,
  * squared, are above so many times their row's mean; of what comes out of the activation, those whose scales are above that
  * part of the hidden state's root mean square. Chosen by what they lose: docs/decisions/0036-rests-of-rounding.md. */
-#define QKV_SHARE 3.0f
-#define GATE_SHARE 6.0f
-#define DOWN_SHARE 0.002f
+#define QKV_SHARE 5.0f
+#define GATE_SHARE 10.0f
+#define DOWN_SHARE 0.003f
 
 /* Logits get the rests of groups that are above such a share, too, but only in panels whose largest is at most so far below
  * their row's largest, and in at most one of so many panels. */
-#define HEAD_SHARE 0.25f
+#define HEAD_SHARE 0.5f
 #define NEAR 6.0f
 enum { NEAR_PANELS = 64 };
 
