@@ -254,7 +254,12 @@ class Visit:
         self._account = account
         self._num_bytes = 0
         self._num_kept = 0
+        self._num_ends = 1
         account.enter()
+
+    def stay(self) -> None:
+        """Lets the visit last until it has ended once more: work goes on after the answer."""
+        self._num_ends += 1
 
     def hold(self, num_bytes: int) -> None:
         """Counts bytes of the body, as long as the request lasts. Raises ApiError if they are too many."""
@@ -272,6 +277,9 @@ class Visit:
         self._account.charge(usage)
 
     def end(self) -> None:
+        self._num_ends -= 1
+        if self._num_ends:
+            return
         self._account.release(self._num_bytes)
         self._account.forget(self._num_kept)
         self._account.leave()

@@ -460,11 +460,15 @@ def event(value: object) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
+def error_event(error: ApiError) -> bytes:
+    return b"data: " + error.body() + b"\n\n"
+
+
 class EventStream(Response):
     """Answer that sends `events` one by one until the client disconnects; then, or at its end, awaits `close`.
 
-    An error becomes the last event, in place of the mark of a regular end. If the event before was being sent, it is
-    ended first.
+    An error becomes the last event, in place of the mark of a regular end, as `write_error` has it. If the event before
+    was being sent, it is ended first.
     """
 
     media_type = "text/event-stream"
@@ -476,6 +480,7 @@ class EventStream(Response):
         close: Callable[[], Awaitable[None]],
         lifecycle: Lifecycle,
         grammar_param: str = "response_format",
+        write_error: Callable[[ApiError], bytes] = error_event,
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
@@ -483,6 +488,7 @@ class EventStream(Response):
         self._close = close
         self._lifecycle = lifecycle
         self._grammar_param = grammar_param
+        self._write_error = write_error
         self._is_sending = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -516,7 +522,7 @@ class EventStream(Response):
     async def _send_error(self, scope: Scope, send: Send, error: ApiError) -> None:
         note_error(scope, error.code)
         end_of_part = b"\n\n" if self._is_sending else b""
-        await _send_part(send, end_of_part + b"data: " + error.body() + b"\n\n")
+        await _send_part(send, end_of_part + self._write_error(error))
 
 
 async def _send_part(send: Send, part: bytes) -> None:

@@ -274,10 +274,11 @@ class Reader(Protocol):
         """Returns what was held back until now."""
 
 
-def reader(toolbox: Toolbox, reasoning_end: str | None = None) -> Reader:
-    """The reader for an answer to a request with these tools, which may begin with reasoning."""
+def reader(toolbox: Toolbox, reasoning_end: str | None = None, *, optional: bool = False) -> Reader:
+    """The reader for an answer to a request with these tools, which begins with reasoning; if that is `optional`, only
+    if the answer opens it."""
     result = _call_reader(toolbox)
-    return result if reasoning_end is None else ReasoningReader(reasoning_end, THINK[0], result)
+    return result if reasoning_end is None else ReasoningReader(reasoning_end, THINK[0], result, optional=optional)
 
 
 def _call_reader(toolbox: Toolbox) -> Reader:
@@ -327,12 +328,16 @@ class CallReader:
 
 
 class ReasoningReader:
-    """Reasoning comes first, up to a text that closes it; what follows is for another reader."""
+    """Reasoning comes first, up to a text that closes it; what follows is for another reader.
 
-    def __init__(self, end: str, begin: str, then: Reader) -> None:
+    optional   there is reasoning only if the text begins with `begin`
+    """
+
+    def __init__(self, end: str, begin: str, then: Reader, *, optional: bool = False) -> None:
         self._end = end
         self._begin = begin
         self._then = then
+        self._optional = optional
         self._held = ""
         self._any = self._closed = self._blank = False
 
@@ -343,6 +348,11 @@ class ReasoningReader:
         if not self._any:
             if self._begin.startswith(self._held):
                 return []
+            if self._optional and not self._held.startswith(self._begin):
+                self._closed = True
+                held, self._held = self._held, ""
+                return self._then.push(held)
+            self._optional = False
             self._held = self._held.removeprefix(self._begin).lstrip("\n")
             self._any = bool(self._held)
         start = find_mark(self._held, self._end)
@@ -355,7 +365,9 @@ class ReasoningReader:
         return pieces
 
     def finish(self) -> list[Piece]:
-        pieces: list[Piece] = [Thought(self._held)] if self._held else []
+        if self._closed or not self._held:
+            return [*self._then.finish()]
+        pieces = self._then.push(self._held) if self._optional else [Thought(self._held)]
         return [*pieces, *self._then.finish()]
 
     def _after(self, text: str) -> Sequence[Piece]:

@@ -125,8 +125,12 @@ class Job(NamedTuple):
         return sum(len(prompt) for prompt, score in pairs if score is None)
 
 
-def chat_job(body: ChatBody, context: Context) -> Job:
-    """Raises ApiError, RequestError: the body cannot be served; `param` names the field."""
+def chat_job(body: ChatBody, context: Context, *, split_reasoning: bool = False) -> Job:
+    """Makes a job of a body; with `split_reasoning`, reasoning is looked for even where no constraint follows it.
+
+    Raises:
+        ApiError, RequestError: the body cannot be served; `param` names the field.
+    """
     _check_stream(body)
     if body.modalities not in (None, [], ["text"]):
         raise invalid("modalities", "only text is supported", code="unsupported_value")
@@ -144,7 +148,9 @@ def chat_job(body: ChatBody, context: Context) -> Job:
     reasoning_end = body.reasoning_end
     if reasoning_end is None:
         reasoning_end = find_reasoning_end(context.tokenizer, prompt, body.chat_template_kwargs)
-    reasoning_end = reasoning_end if constraint.grammar is not None and reasoning_end else None
+    if constraint.grammar is None and not split_reasoning:
+        reasoning_end = None
+    reasoning_end = reasoning_end or None
     constraint = constraint._replace(grammar=after_reasoning(constraint.grammar, reasoning_end))
     limit_name = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
     max_tokens = body.max_tokens if body.max_tokens is not None else body.max_completion_tokens
