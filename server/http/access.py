@@ -25,6 +25,9 @@ OBSERVED_PATHS = frozenset({"/metrics", "/server_info"})
 """Paths that tell of all callers together."""
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+ENDING_PATHS = "/v1/responses/"
+"""Beginning of the paths of requests that only end work: no limit of a key refuses them."""
+
 MAX_HEADER_BYTES = 32 << 10
 MAX_HEADERS = 100
 SINGLE_HEADERS = (b"authorization", b"host", b"origin", b"content-type")

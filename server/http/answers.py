@@ -100,7 +100,7 @@ class Merged(Generic[T]):
         room: int = 4,
         at_close: Callable[[], None] = lambda: None,
     ) -> None:
-        self._quiet_s = quiet_s
+        self.quiet_s = quiet_s
         self._at_close = at_close
         self._arrived: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue(
             maxsize=room * (len(streams) + 1)
@@ -113,7 +113,7 @@ class Merged(Generic[T]):
         """Waits for the first item, at most `quiet_s`, so that a refusal is raised before the answer begins."""
         if self._num_open:
             with suppress(TimeoutError):
-                self._first = await self._next(self._quiet_s)
+                self._first = await self._next(self.quiet_s)
 
     def __aiter__(self) -> Self:
         return self
@@ -124,7 +124,7 @@ class Merged(Generic[T]):
             return first
         while self._num_open:
             try:
-                item = await self._next(self._quiet_s)
+                item = await self._next(self.quiet_s)
             except TimeoutError:
                 return None
             if item is not None:

@@ -15,6 +15,7 @@ MAX_ITEMS = 2048
 
 _Text = Annotated[str, Meta(max_length=1 << 22)]
 _Id = Annotated[str, Meta(max_length=256)]
+_Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
 
 
 # Items, which are input and output
@@ -39,7 +40,7 @@ class Item(msgspec.Struct, kw_only=True):
     role: Literal["user", "system", "developer", "assistant"] | UnsetType = UNSET
     content: _Text | list[Part] | UnsetType | None = UNSET
     call_id: _Id | UnsetType = UNSET
-    name: str | UnsetType | None = UNSET
+    name: _Name | UnsetType = UNSET
     arguments: _Text | UnsetType = UNSET
     output: _Text | list[Part] | UnsetType = UNSET
     summary: list[Part] | UnsetType = UNSET
@@ -62,7 +63,7 @@ class TextFormat(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The format of the text. A structural tag has either `structures` and `triggers`, or a `format`."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
-    name: str | None = None
+    name: _Name | None = None
     schema: msgspec.Raw | UnsetType = UNSET
     description: str | None = None
     strict: bool | None = None
@@ -85,7 +86,7 @@ class ResponseTool(msgspec.Struct, kw_only=True):
     """A tool; only functions are served, whose `parameters` keep their JSON text."""
 
     type: str
-    name: str | None = None
+    name: _Name | None = None
     description: str | None = None
     parameters: msgspec.Raw = NO_JSON
     strict: bool | None = None
@@ -93,7 +94,7 @@ class ResponseTool(msgspec.Struct, kw_only=True):
 
 class ChosenTool(msgspec.Struct, omit_defaults=True, kw_only=True):
     type: str
-    name: str | None = None
+    name: _Name | None = None
 
 
 class ResponseToolChoice(ChosenTool, omit_defaults=True, kw_only=True):
@@ -103,15 +104,9 @@ class ResponseToolChoice(ChosenTool, omit_defaults=True, kw_only=True):
     tools: Annotated[list[ChosenTool], Meta(min_length=1, max_length=128)] | None = None
 
 
-class ResponseBody(GenerationBody, kw_only=True):
-    """The body of POST /v1/responses: OpenAI's fields, and what chats have beyond them."""
+class ResponseOptions(GenerationBody, kw_only=True):
+    """Options of an answer: OpenAI's, and what chats have beyond them."""
 
-    input: _Text | Annotated[list[Item], Meta(max_length=MAX_ITEMS)] | None = None
-    instructions: _Text | None = None
-    previous_response_id: _Id | None = None
-    store: bool | None = None
-    background: bool | None = None
-    include: Annotated[list[str], Meta(max_length=16)] | None = None
     max_output_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
     parallel_tool_calls: bool | None = None
@@ -120,12 +115,15 @@ class ResponseBody(GenerationBody, kw_only=True):
     tools: Annotated[list[ResponseTool], Meta(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    truncation: Literal["auto", "disabled"] | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Meta(max_length=32)] | None = None
     reasoning_end: Annotated[str, Meta(max_length=64)] | None = None
-    # Refused unless they are empty: they would change the answer.
+
+
+class UnsupportedOptions(ResponseOptions, kw_only=True):
+    """Options that would change the answer and are not supported: anything but an empty value is an error."""
+
     access_programs: msgspec.Raw = NO_JSON
     background_options: msgspec.Raw = NO_JSON
     context_management: msgspec.Raw = NO_JSON
@@ -136,11 +134,19 @@ class ResponseBody(GenerationBody, kw_only=True):
     prompt_cache_options: msgspec.Raw = NO_JSON
 
 
-REFUSED_FIELDS = (
-    "access_programs", "background_options", "context_management", "conversation", "image", "moderation", "prompt",
-    "prompt_cache_options",
-)  # fmt: skip
-"""Fields of the body that are not supported."""
+class ResponseBody(UnsupportedOptions, kw_only=True):
+    """The body of POST /v1/responses."""
+
+    input: _Text | Annotated[list[Item], Meta(max_length=MAX_ITEMS)] | None = None
+    instructions: _Text | None = None
+    previous_response_id: _Id | None = None
+    store: bool | None = None
+    background: bool | None = None
+    include: Annotated[list[str], Meta(max_length=16)] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+
+
+REFUSED_FIELDS = tuple(UnsupportedOptions.__annotations__)
 
 INCLUDABLE = frozenset({
     "message.output_text.logprobs", "reasoning.encrypted_content", "file_search_call.results",

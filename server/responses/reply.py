@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from ...runtime.protocol.request import Finish, RequestOutput, TokenLogprob
 from ...runtime.tools.tag_reader import Called, Said
@@ -55,25 +58,21 @@ class ResponseReply:
         self._constraint = ConstraintCount()
         self._reasoning = _ReasoningCount(asked.job.reasoning_end, shown)
         self._reader = reader(asked.job.toolbox, asked.job.reasoning_end, optional=asked.may_reason)
-        self._streams = body.stream is True
         self._with_logprobs = wants_logprobs(body)
         self._name = name
         self._response = _begun(body, asked, self.id, model=model, stored=stored)
-        self._item: Item | None = None
-        self._texts: list[str] = []
-        self._logprobs: list[bytes] = []
+        self._growing: _Growing | None = None
         self._num_logprobs = 0
         self._pending: list[ContentLogprob] = []
-        self._events: list[bytes] = []
-        self._next = 0
+        self._events = _Events(enabled=body.stream is True)
 
     def begin(self) -> list[bytes]:
-        self._tell("response.created")
+        self._tell_all("response.created")
         if self._response.background:
-            self._tell("response.queued")
+            self._tell_all("response.queued")
             self._response.status = "in_progress"
-        self._tell("response.in_progress")
-        return self._taken()
+        self._tell_all("response.in_progress")
+        return self._events.take()
 
     def add(self, output: RequestOutput) -> list[bytes]:
         """Raises ApiError: there are too many log-probabilities."""
@@ -92,7 +91,7 @@ class ResponseReply:
                 self._add_call(piece)
         if output.finish is not None:
             self._finish(output.finish)
-        return self._taken()
+        return self._events.take()
 
     def fail(self, error: ApiError) -> list[bytes]:
         """Ends the response with an error."""
@@ -106,7 +105,7 @@ class ResponseReply:
 
     def error_event(self, error: ApiError) -> bytes:
         """The last event of a stream that is cut off while the response may go on."""
-        return error_event(error, self._next)
+        return error_event(error, self._events.count)
 
     def encoded(self) -> bytes:
         """The response as JSON, as far as it is."""
@@ -121,40 +120,40 @@ class ResponseReply:
 
     def _open(self, item: Item) -> None:
         item.status = "in_progress"
-        self._item = item
-        self._texts, self._logprobs = [], []
-        self._emit("response.output_item.added", output_index=self._index, item=item)
+        self._growing = _Growing(item)
+        self._events.add("response.output_item.added", output_index=self._index, item=item)
 
     @property
     def _index(self) -> int:
         return len(self._response.output)
 
-    def _place(self, *, content: bool = True) -> dict[str, Any]:
-        """Where an event belongs."""
-        assert self._item is not None
-        place = {"item_id": self._item.id, "output_index": self._index}
-        return {**place, "content_index": 0} if content else place
+    def _tell(self, event: str, *, content_index: int | UnsetType = 0, **fields: Any) -> None:
+        """Tells of something that happened to the item that grows."""
+        assert self._growing is not None
+        item_id = self._growing.item.id
+        self._events.add(event, item_id=item_id, output_index=self._index, content_index=content_index, **fields)
 
     def _write(self, kind: str, text: str, logprobs: Sequence[ContentLogprob] = ()) -> None:
-        """Adds to the text of the item under way, or of a new one."""
+        """Adds to the text of the item that grows, or of a new one."""
         says = kind == "message"
-        if self._item is None or self._item.type != kind:
+        if self._growing is None or self._growing.item.type != kind:
             self._close()
             if says:
                 item = Item(type=kind, id=f"msg_{self._name}_{self._index}", role="assistant", content=[])
             else:
                 item = Item(type=kind, id=f"rs_{self._name}_{self._index}", summary=[], content=[])
             self._open(item)
-            self._emit("response.content_part.added", **self._place(), part=_part(says, ""))
-        self._texts.append(text)
+            self._tell("response.content_part.added", part=_part(says, ""))
+        assert self._growing is not None
+        self._growing.texts.append(text)
         if not says:
-            self._emit("response.reasoning_text.delta", **self._place(), delta=text)
+            self._tell("response.reasoning_text.delta", delta=text)
             return
         encoded = msgspec.json.encode(logprobs)
         if logprobs:
-            self._logprobs.append(encoded[1:-1])
-        if text:
-            self._emit("response.output_text.delta", **self._place(), delta=text, logprobs=msgspec.Raw(encoded))
+            self._growing.logprobs.append(encoded[1:-1])
+        if text or logprobs:
+            self._tell("response.output_text.delta", delta=text, logprobs=msgspec.Raw(encoded))
 
     def _add_call(self, piece: Called) -> None:
         self._pending = []
@@ -163,33 +162,32 @@ class ResponseReply:
             call_id = f"call_{self._name}_{piece.position}"
             item_id = f"fc_{self._name}_{self._index}"
             self._open(Item(type="function_call", id=item_id, call_id=call_id, name=piece.name, arguments=""))
-        if piece.arguments:
-            self._texts.append(piece.arguments)
-            place = self._place(content=False)
-            self._emit("response.function_call_arguments.delta", **place, delta=piece.arguments)
+        if piece.arguments and self._growing is not None:
+            self._growing.texts.append(piece.arguments)
+            self._tell("response.function_call_arguments.delta", content_index=UNSET, delta=piece.arguments)
 
     def _close(self, status: str = "completed") -> None:
-        """Ends the item under way."""
-        item, text = self._item, "".join(self._texts)
-        if item is None:
+        """Ends the item that grows, if there is one."""
+        if self._growing is None:
             return
+        item, text = self._growing.item, "".join(self._growing.texts)
         item.status = status
         if item.type == "function_call":
             item.arguments = text
-            done = {**self._place(content=False), "name": item.name, "arguments": text}
-            self._emit("response.function_call_arguments.done", **done)
+            done = "response.function_call_arguments.done"
+            self._tell(done, content_index=UNSET, name=item.name, arguments=text)
         else:
             says = item.type == "message"
-            part = _part(says, text, msgspec.Raw(b"[%b]" % b",".join(self._logprobs)))
+            part = _part(says, text, msgspec.Raw(b"[%b]" % b",".join(self._growing.logprobs)))
             item.content = [part]
             if says:
-                self._emit("response.output_text.done", **self._place(), text=text, logprobs=part.logprobs)
+                self._tell("response.output_text.done", text=text, logprobs=part.logprobs)
             else:
-                self._emit("response.reasoning_text.done", **self._place(), text=text)
-            self._emit("response.content_part.done", **self._place(), part=part)
-        self._emit("response.output_item.done", output_index=self._index, item=item)
+                self._tell("response.reasoning_text.done", text=text)
+            self._tell("response.content_part.done", part=part)
+        self._events.add("response.output_item.done", output_index=self._index, item=item)
         self._response.output.append(item)
-        self._item = None
+        self._growing = None
 
     def _take_logprobs(self, text: str, *, last: bool) -> list[ContentLogprob]:
         """Takes the pending log-probabilities of `text`, or all if nothing follows it: it may have been held back."""
@@ -213,9 +211,9 @@ class ResponseReply:
 
     def _finish(self, finish: Finish) -> None:
         cut_off = finish.reason == "length"
-        if self._pending and self._item is not None and self._item.type == "message":
+        if self._pending and self._growing is not None and self._growing.item.type == "message":
             self._write("message", "", self._take_logprobs("", last=True))
-        if self._item is None and not self._response.output:
+        if self._growing is None and not self._response.output:
             self._write("message", "")
         self._close("incomplete" if cut_off else "completed")
         self._usage.add(0, finish.usage)
@@ -238,34 +236,57 @@ class ResponseReply:
         self._end("incomplete" if cut_off else "completed")
 
     def _break_off(self, status: Status, event: str) -> list[bytes]:
-        if self._item is not None:
-            self._streams, streams = False, self._streams  # the item is not done
-            self._close("incomplete")
-            self._streams = streams
+        if self._growing is not None:
+            with self._events.paused():  # the item is not done
+                self._close("incomplete")
         self._end(status, event)
-        return self._taken()
+        return self._events.take()
 
     def _end(self, status: Status, event: str = "") -> None:
         self._response.status = status
         self._response.completed_at = int(time.time()) if status == "completed" else None
         self.final = msgspec.json.encode(self._response)
-        self._tell(event or f"response.{status}")
+        self._tell_all(event or f"response.{status}")
 
-    # Events
+    def _tell_all(self, event: str) -> None:
+        """Tells of the whole response."""
+        if self._events.enabled:
+            self._events.add(event, response=msgspec.Raw(self.encoded()))
 
-    def _tell(self, kind: str) -> None:
-        """Emits an event with the whole response."""
-        if self._streams:
-            self._emit(kind, response=msgspec.Raw(self.encoded()))
 
-    def _emit(self, kind: str, **fields: Any) -> None:
-        if self._streams:
-            self._events.append(_encode(Event(type=kind, sequence_number=self._next, **fields)))
-            self._next += 1
+@dataclass
+class _Growing:
+    """An item while it grows: pieces of its text, and log-probabilities as JSON without the brackets."""
 
-    def _taken(self) -> list[bytes]:
-        events, self._events = self._events, []
-        return events
+    item: Item
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[bytes] = field(default_factory=list)
+
+
+class _Events:
+    """The events of a response, if it is a stream; `count` of them were made."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self.enabled = enabled
+        self.count = 0
+        self._made: list[bytes] = []
+
+    def add(self, kind: str, **fields: Any) -> None:
+        if self.enabled:
+            self._made.append(_encode(Event(type=kind, sequence_number=self.count, **fields)))
+            self.count += 1
+
+    def take(self) -> list[bytes]:
+        """Returns what was made since the last time."""
+        made, self._made = self._made, []
+        return made
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Makes none meanwhile."""
+        enabled, self.enabled = self.enabled, False
+        yield
+        self.enabled = enabled
 
 
 class _ReasoningCount:

@@ -12,6 +12,7 @@ from ...constrain.errors import GrammarError, quoted
 from ...constrain.workers.decoders import json_decoder
 from ...runtime.protocol.errors import BoughError
 from ..errors import ApiError, invalid, to_api_error
+from ..http.connection import check_parts
 from ..openai.objects import (
     AllowedTool,
     AllowedTools,
@@ -74,11 +75,13 @@ def translate(
         ApiError: the body cannot be served; `param` names the field.
     """
     _check(body)
-    history = [item for stored in earlier for item in items_of(stored)]
     items = _complete(body.input, referenced, name)
-    if len(history) + len(items) > MAX_ITEMS:
-        message = f"a conversation may have {MAX_ITEMS} items, with those of the responses that it follows on"
-        raise invalid("input", message, code="array_above_max_length")
+    history: list[Item] = []
+    for stored in earlier:
+        history += items_of(stored)
+        if len(history) + len(items) > MAX_ITEMS:
+            message = f"a conversation may have {MAX_ITEMS} items, with those of the responses that it follows on"
+            raise invalid("input", message, code="array_above_max_length")
     messages = to_messages([*history, *items], first=len(history))
     if body.instructions is not None:
         messages.insert(0, Message(role="system", content=body.instructions))
@@ -164,11 +167,14 @@ def _complete(given: str | list[Item] | None, referenced: Mapping[str, Stored], 
     if isinstance(given, str):
         given = [Item(role="user", content=given)]
     found = {item.id: item for stored in _each_once(referenced) for item in items_of(stored)}
+    check_parts(*(item.arguments.encode() for item in given if item.arguments is not UNSET), param="input")
     completed = []
     for index, item in enumerate(given):
         param = f"input[{index}]"
         kind = _type_of(item)
         if kind == "item_reference":
+            if not item.id:
+                raise _missing(f"{param}.id")
             if item.id not in found:
                 raise ApiError(404, "item_not_found", f"No item {item.id!r} is stored.", param=f"{param}.id")
             completed.append(found[item.id])
@@ -220,7 +226,7 @@ def _check_part(part: Part, types: tuple[str, ...], param: str) -> None:
 def _call(item: Item, own_id: str, param: str) -> Item:
     if item.call_id is UNSET:
         raise _missing(f"{param}.call_id")
-    if not item.name:
+    if item.name is UNSET:
         raise _missing(f"{param}.name")
     if item.arguments is UNSET:
         raise _missing(f"{param}.arguments")

@@ -108,6 +108,7 @@ class Responses:
     ) -> HttpResponse:
         key, service = caller_of(request.scope).name, self._service
         outputs = await service.begin(request, asked.job, quiet_s=REFUSED_WITHIN_S, whole=True)
+        outputs.quiet_s = None
         queued = reply.encoded()
         events = reply.begin()
         stored = _stored(body, asked, reply)
@@ -254,7 +255,9 @@ async def _events(
                 yield event
             if item is not None and item[1].logprobs:
                 await asyncio.sleep(0)
-    except Exception as error:  # noqa: BLE001  the response tells of it
+    except Exception as error:
+        if reply.final:  # its client has heard of the end
+            raise
         events = reply.fail(_noted(request, error, param))
         keep()
         for event in events:

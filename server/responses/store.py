@@ -124,12 +124,13 @@ class Store:
         return True
 
     def grow(self, key: str, stored: Stored, event: bytes) -> None:
-        """Adds an event to a stored response that keeps its events; if there is no room, it keeps none of them."""
-        shelf = self._shelves.get(key)
-        if shelf is None or stored.events is None or stored.id not in shelf.stored:
+        """Adds an event to a response that keeps its events; if there is no room for it, the response keeps none."""
+        if stored.events is None:
             return
-        num_bytes = len(event) + EVENT_BYTES
-        if self._make_room(shelf, num_bytes, 0):
+        shelf, num_bytes = self._shelves.get(key), len(event) + EVENT_BYTES
+        if shelf is None or stored.id not in shelf.stored:  # it was deleted, and those who follow it hear of the end
+            stored.events.append(event)
+        elif self._make_room(shelf, num_bytes, 0):
             stored.events.append(event)
             shelf.resize(stored, shelf.sizes[stored.id] + num_bytes)
         else:
@@ -204,15 +205,14 @@ class Store:
         return None if shelf is None else shelf.stored.get(response_id)
 
     def _make_room(self, shelf: _Shelf, num_bytes: int, count: int) -> bool:
-        """Removes what is idle until so much more has room; nothing if it has none even then."""
-        if shelf.num_bytes + num_bytes <= self.max_bytes and len(shelf.stored) + count <= self.max_count:
-            return True
-        kept = sum(shelf.sizes[stored.id] for stored in shelf.stored.values() if stored.task is not None)
-        num_kept = sum(stored.task is not None for stored in shelf.stored.values())
-        if kept + num_bytes > self.max_bytes or num_kept + count > self.max_count:
+        """Removes what is idle until so much more has room; returns false if it has none even then."""
+        if num_bytes > self.max_bytes:
             return False
         while shelf.num_bytes + num_bytes > self.max_bytes or len(shelf.stored) + count > self.max_count:
-            shelf.remove(next(shelf.idle()).id)
+            oldest = next(shelf.idle(), None)
+            if oldest is None:
+                return False
+            shelf.remove(oldest.id)
         return True
 
     def _expire(self) -> None:

@@ -215,6 +215,7 @@ def test_reasoning_is_looked_for_where_there_may_be_some(
     assert (asked.job.reasoning_end, asked.may_reason) == expected
 
 
+HIDDEN = '{"a":[' + ",".join(["{}"] * 100_000) + "]}"
 BUILT_IN = (
     "web_search",
     "file_search",
@@ -243,8 +244,10 @@ BUILT_IN = (
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "missing_required_parameter",
          "input[0].content[0].text"),
         ({"input": [OUTPUT]}, "invalid_value", "input[0].call_id"),
+        ({"input": [{"type": "item_reference"}]}, "missing_required_parameter", "input[0].id"),
         ({"input": [{**CALL, "arguments": "[1]"}]}, "invalid_value", "input[0].arguments"),
-        ({"input": [{**CALL, "name": None}]}, "missing_required_parameter", "input[0].name"),
+        ({"input": [{"type": "function_call", "call_id": "c"}]}, "missing_required_parameter", "input[0].name"),
+        ({"input": [{**CALL, "arguments": HIDDEN}]}, "request_too_large", "input"),
         ({"input": "hi", "n": 2}, "unsupported_value", "n"),
         ({"input": "hi", "response_format": {"type": "text"}}, "unsupported_parameter", "response_format"),
         ({"input": "hi", "include": ["everything"]}, "invalid_value", "include[0]"),
@@ -277,7 +280,21 @@ def test_what_cannot_be_served_is_refused_by_name(fields: dict[str, Any], code: 
     with pytest.raises(ApiError) as caught:
         translated(**fields)
     assert (caught.value.code, caught.value.param) == (code, param)
-    assert caught.value.status in (400, 404)
+    assert caught.value.status in (400, 404, 413)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [{**TOOL, "name": 'f"'}]},
+        {"input": [{**CALL, "name": "f g"}]},
+        {"tool_choice": {"type": "function", "name": "f\n"}},
+        {"text": {"format": {"type": "json_schema", "name": "", "schema": {}}}},
+    ],
+)
+def test_names_are_plain(fields: dict[str, Any]) -> None:
+    with pytest.raises(msgspec.ValidationError, match="matching regex"):
+        to_body(**fields)
 
 
 def test_a_missing_output_of_an_earlier_call_counts_from_the_input() -> None:
