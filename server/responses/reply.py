@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ...runtime.protocol.request import Finish, RequestOutput, TokenLogprob
+from ...runtime.tokenizer.reasoning import THINK
 from ...runtime.tools.tag_reader import Called, Said
 from ..errors import ApiError
 from ..openai.objects import ContentLogprob
@@ -56,7 +57,7 @@ class ResponseReply:
         self._shown = shown
         self._usage = UsageCount(asked.job)
         self._constraint = ConstraintCount()
-        self._reasoning = _ReasoningCount(asked.job.reasoning_end, shown)
+        self._reasoning = _ReasoningCount(asked.job.reasoning_end, shown, optional=asked.may_reason)
         self._reader = reader(asked.job.toolbox, asked.job.reasoning_end, optional=asked.may_reason)
         self._with_logprobs = wants_logprobs(body)
         self._name = name
@@ -76,9 +77,9 @@ class ResponseReply:
 
     def add(self, output: RequestOutput) -> list[bytes]:
         """Raises ApiError: there are too many log-probabilities."""
-        num_reasoning = self._reasoning.add(output.tokens)
-        if output.logprobs and self._with_logprobs:
-            self._keep_logprobs(output.logprobs[num_reasoning:])
+        self._reasoning.add(output.tokens)
+        if self._with_logprobs:
+            self._keep_logprobs(output.logprobs or ())
         pieces = [*self._reader.push(output.text)]
         if output.finish is not None:
             pieces += self._reader.finish()
@@ -201,11 +202,15 @@ class ResponseReply:
         return taken
 
     def _keep_logprobs(self, entries: Sequence[TokenLogprob]) -> None:
+        """Adds to what is pending, without the tokens of the reasoning."""
+        self._pending += chat_logprobs(entries, self._shown)
         self._num_logprobs += sum(1 + len(entry.top) for entry in entries)
+        count = self._reasoning.take()
+        self._num_logprobs -= sum(1 + len(entry.top_logprobs) for entry in self._pending[:count])
+        self._pending = self._pending[count:]
         if self._num_logprobs > MAX_RESPONSE_LOGPROBS:
             message = f"A response has at most {MAX_RESPONSE_LOGPROBS} log-probabilities: ask for fewer alternatives."
             raise ApiError(422, "result_too_long", message, param="top_logprobs")
-        self._pending += chat_logprobs(entries, self._shown)
 
     # The end
 
@@ -218,14 +223,13 @@ class ResponseReply:
         self._close("incomplete" if cut_off else "completed")
         self._usage.add(0, finish.usage)
         usage, response = self._usage.total(), self._response
-        has_reasoned = any(item.type == "reasoning" for item in response.output)
         response.usage = ResponseUsage(
             input_tokens=usage.prompt_tokens,
             input_tokens_details={**usage.prompt_tokens_details, "cache_write_tokens": 0},
             output_tokens=usage.completion_tokens,
             output_tokens_details={
                 **usage.completion_tokens_details,
-                "reasoning_tokens": self._reasoning.num_tokens if has_reasoned else 0,
+                "reasoning_tokens": self._reasoning.num_tokens,
             },
             total_tokens=usage.total_tokens,
         )
@@ -290,25 +294,39 @@ class _Events:
 
 
 class _ReasoningCount:
-    """Counts the tokens up to the text that ends the reasoning."""
+    """Counts the tokens up to the text that ends the reasoning; if that is `optional`, only if the answer opens it."""
 
-    def __init__(self, end: str | None, shown: ShownTokens) -> None:
-        self.num_tokens = 0
+    def __init__(self, end: str | None, shown: ShownTokens, *, optional: bool) -> None:
+        self._begin = THINK.begin.encode() if optional else b""  # until it is known whether there is reasoning
         self._end = (end or "").encode()
+        self._is_open = end is not None
         self._shown = shown
         self._tail = b""
-        self._is_open = end is not None
+        self._count = self._num_taken = 0
 
-    def add(self, tokens: Sequence[int]) -> int:
-        """Returns how many of these tokens belong to the reasoning."""
-        count = 0
-        while self._is_open and count < len(tokens):
-            self._tail += bytes(self._shown[tokens[count]].bytes)
-            count += 1
-            self._is_open = self._end not in self._tail
-            self._tail = self._tail[-len(self._end) :]
-        self.num_tokens += count
-        return count
+    @property
+    def num_tokens(self) -> int:
+        """The tokens that are known to be reasoning."""
+        return 0 if self._begin else self._count
+
+    def take(self) -> int:
+        """Returns how many more there are than the last time."""
+        taken, self._num_taken = self._num_taken, self.num_tokens
+        return self._num_taken - taken
+
+    def add(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            if not self._is_open:
+                return
+            self._tail += bytes(self._shown[token].bytes)
+            self._count += 1
+            if self._tail.startswith(self._begin):
+                self._begin = b""
+            elif not self._begin.startswith(self._tail):
+                self._is_open = False  # and what begins otherwise is none
+            if not self._begin:
+                self._is_open = self._end not in self._tail
+                self._tail = self._tail[-len(self._end) :]
 
 
 def _begun(body: ResponseBody, asked: Asked, response_id: str, *, model: str, stored: bool) -> Response:

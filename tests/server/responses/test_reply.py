@@ -165,6 +165,16 @@ def test_log_probabilities_stand_with_their_text() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("pieces", "tokens"),
+    [(["<", "b>", "c"], "<b>c"), (["plain"], "plain"), (["<think>\n\n</think>\n\nab"], "\n\nab"), (["<th"], "<th")],
+)
+def test_log_probabilities_begin_where_the_reasoning_ends_if_there_is_any(pieces: list[str], tokens: str) -> None:
+    told = streamed(begun(THINKING, stream=True, include=["message.output_text.logprobs"]), *pieces, logprobs=True)
+    part = told[-1]["response"]["output"][-1]["content"][0]
+    assert "".join(entry["token"] for entry in part["logprobs"]) == tokens
+
+
 def test_log_probabilities_are_of_the_text_before_a_call_in_the_same_output() -> None:
     reply = begun(CALLS, tools=[TOOL], include=["message.output_text.logprobs"])
     reply.begin()
