@@ -146,7 +146,7 @@ class Responses:
         except asyncio.CancelledError:
             last = [] if reply.final else reply.cancel()
         except Exception as error:  # noqa: BLE001  the response tells of it
-            last = reply.fail(_noted(request, error, param))
+            last = [] if reply.final else reply.fail(_noted(request, error, param))
         for event in last:
             self._store.grow(key, stored, event)
         self._store.settle(key, stored, reply.final, reply.item_ids)

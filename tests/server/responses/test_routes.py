@@ -172,7 +172,7 @@ def test_a_refused_generation_is_a_plain_error(start: Start) -> None:
     server = start(FakeClient(lambda _: Script(refuse=OverloadedError("full"))))
     for fields in ({}, {"stream": True}, {"background": True}):
         assert post(server, **fields).status_code == 503
-    assert server.wait_for(lambda: server.lifecycle.num_running == 0)
+    assert server.wait_for(lambda: server.lifecycle.num_running == 0, 5.0)
 
 
 def test_a_failure_in_mid_stream_is_a_failed_response(start: Start) -> None:
@@ -198,7 +198,7 @@ def test_a_client_that_leaves_ends_its_response_which_is_not_stored(start: Start
     stream = create(server, stream=True)
     first = next(iter(stream))
     stream.close()
-    assert server.wait_for(lambda: len(server.engine.aborted) == 1)
+    assert server.wait_for(lambda: len(server.engine.aborted) == 1, 5.0)
     with pytest.raises(openai.NotFoundError):
         server.openai().responses.retrieve(first.response.id)
 
@@ -324,14 +324,14 @@ def finished(server: Running, response_id: str) -> Any:
 
 
 def test_a_response_in_the_background_is_made_without_its_client(start: Start) -> None:
-    server = start(saying(*"Hello", delay_s=0.05))
+    server = start(saying(*"Hello", delay_s=0.2))
     response = create(server, background=True)
     assert (response.status, response.background, response.output) == ("queued", True, [])
     assert server.openai().responses.retrieve(response.id).status == "in_progress"
     done = finished(server, response.id)
     assert (done.status, done.output_text, done.usage.output_tokens) == ("completed", "Hello", 5)
     assert create(server, previous_response_id=response.id).output_text == "Hello"
-    assert server.wait_for(lambda: server.lifecycle.num_running == 0)
+    assert server.wait_for(lambda: server.lifecycle.num_running == 0, 5.0)
 
 
 def test_a_response_that_is_not_over_cannot_be_followed_on(start: Start) -> None:
@@ -350,7 +350,7 @@ def test_cancelling_ends_the_generation_and_may_be_repeated(start: Start) -> Non
     assert cancelled.status == "cancelled"
     assert len(server.engine.aborted) == 1
     assert client.responses.cancel(response.id) == cancelled == client.responses.retrieve(response.id)
-    assert server.wait_for(lambda: server.lifecycle.num_running == 0)
+    assert server.wait_for(lambda: server.lifecycle.num_running == 0, 5.0)
 
 
 def test_only_the_background_can_be_cancelled_or_streamed_again(server: Running) -> None:
@@ -368,7 +368,7 @@ def test_deleting_ends_the_generation(start: Start) -> None:
     assert len(server.engine.aborted) == 1
     with pytest.raises(openai.NotFoundError):
         server.openai().responses.retrieve(response.id)
-    assert server.wait_for(lambda: server.lifecycle.num_running == 0)
+    assert server.wait_for(lambda: server.lifecycle.num_running == 0, 5.0)
 
 
 def test_who_follows_a_response_that_is_ended_hears_of_it(start: Start) -> None:
@@ -409,7 +409,7 @@ def test_a_failure_in_the_background_is_told_by_the_response(start: Start) -> No
 
 def test_a_response_in_the_background_counts_as_a_running_request_of_its_key(start: Start) -> None:
     keys = parse_keys(["a key-a-0123456789 concurrent_requests=2 tokens_per_minute=1000"])
-    server = start(saying(*"Hello" * 8, delay_s=0.05), keys=keys)
+    server = start(saying(*"Hello" * 100, delay_s=0.05), keys=keys)
     client = server.openai(key="key-a-0123456789")
     running = [client.responses.create(model="m", input="hi", background=True) for _ in range(2)]
     with pytest.raises(openai.RateLimitError):
@@ -424,7 +424,7 @@ def test_the_background_has_bounded_room(start: Start) -> None:
     create(server, background=True)
     with pytest.raises(openai.RateLimitError, match="in the background"):
         create(server, background=True)
-    assert server.wait_for(lambda: len(server.engine.aborted) == 1)
+    assert server.wait_for(lambda: len(server.engine.aborted) == 1, 5.0)
 
 
 def test_a_server_that_ends_fails_what_is_in_the_background(start: Start) -> None:
