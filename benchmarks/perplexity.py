@@ -5,10 +5,10 @@
 
 `native` is what the CPU computes unless a dtype is asked for: the file's quantised weights by the library in C, with
 activations of 8 bits, or 16 where they are far above the others; `native-a8` is the same with activations="int8", and
-`bfloat16` the model in that dtype by torch; `native-int8`, `native-w8a8` and `native-int4` are weights that are rounded for it; with `-kv8`
-at the end, keys and values have 8 bits, too. Weights of a GGUF file that were quantised already lose less when they are
-rounded again on a like grid: compare kinds on a model whose files hold bfloat16. `--peers` adds engines of
-`bough bench peers` that read the same tokens: llama.cpp the file itself, the others what is made of it.
+`bfloat16` the model in that dtype by torch; `native-int8`, `native-w8a8` and `native-int4` are weights that are rounded
+for it; with `-kv8` at the end, keys and values have 8 bits, too. Weights of a GGUF file that were quantised already
+lose less when they are rounded again on a like grid: compare kinds on a model whose files hold bfloat16. `--peers` adds
+engines of `bough bench peers` that read the same tokens: llama.cpp the file itself, the others what is made of it.
 """
 
 from __future__ import annotations

@@ -56,6 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "time after SIGTERM in which the port stays open and /readyz says 503, so that a load balancer looks elsewhere",
     )
     add("--drain-timeout", seconds, defaults.drain_timeout_s, "time after that in which running requests may finish")
+    add("--max-responses", whole, defaults.max_responses, "responses of /v1/responses kept for a key; 0 keeps none")
+    add("--max-response-bytes", whole, defaults.max_response_bytes, "memory that those of a key may take")
+    add("--response-ttl", seconds, defaults.response_ttl_s, "time for which they are kept after their last use")
     add("--restart", whole, watch.restarts, "restart an engine that dies, at most N times in 10 minutes")
     add("--stuck-timeout", seconds, watch.stuck_timeout_s, "time without progress after which the engine is killed")
     group.add_argument(
@@ -193,6 +196,9 @@ def server_config(arguments: argparse.Namespace) -> ServerConfig:
         request_timeout_s=arguments.request_timeout,
         drain_delay_s=arguments.drain_delay,
         drain_timeout_s=arguments.drain_timeout,
+        max_responses=arguments.max_responses,
+        max_response_bytes=arguments.max_response_bytes,
+        response_ttl_s=arguments.response_ttl,
         strict_params=arguments.strict_params,
         request_log=arguments.request_log,
     )

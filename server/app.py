@@ -38,6 +38,7 @@ from .openai.objects import ChatBody, DetokenizeBody, ModelCard, ModelList, Toke
 from .openai.requests import check_chars, encode_chat
 from .openai.tools import to_toolbox
 from .programs.programs import Programs
+from .responses.routes import Responses
 from .service import Service, to_json
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ class Routes:
         self._client = service.client
         self._programs = Programs(service, programs)
         self._messages = Messages(service)
+        self._responses = Responses(service)
 
     def table(self) -> list[tuple[str, str, Callable[..., Any]]]:
         return [
@@ -129,6 +131,11 @@ class Routes:
             ("POST", "/v1/completions", self._service.complete),
             ("POST", "/v1/messages", self._messages.create),
             ("POST", "/v1/messages/count_tokens", self._messages.count),
+            ("POST", "/v1/responses", self._responses.create),
+            ("GET", "/v1/responses/{response_id}", self._responses.retrieve),
+            ("DELETE", "/v1/responses/{response_id}", self._responses.delete),
+            ("POST", "/v1/responses/{response_id}/cancel", self._responses.cancel),
+            ("GET", "/v1/responses/{response_id}/input_items", self._responses.input_items),
             ("GET", "/v1/models", self.models),
             ("GET", "/v1/models/{model_id:path}", self.model),
             ("POST", "/v1/programs", self._programs.run),

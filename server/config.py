@@ -8,8 +8,12 @@ from ..runtime.protocol.errors import RequestError
 
 _ABOVE_0 = (
     "body_timeout_s", "header_timeout_s", "send_timeout_s", "request_timeout_s", "ping_interval_s",
+    "response_ttl_s",
 )  # fmt: skip
-_AT_LEAST = {"max_body_bytes": 1, "max_connections": 1, "max_sequences": 1, "drain_delay_s": 0, "drain_timeout_s": 0}
+_AT_LEAST = {
+    "max_body_bytes": 1, "max_connections": 1, "max_sequences": 1, "drain_delay_s": 0, "drain_timeout_s": 0,
+    "max_response_bytes": 0, "max_responses": 0,
+}  # fmt: skip
 
 
 class KeyLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,6 +73,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ping_interval_s         seconds of silence after which a stream sends a comment that keeps the connection open
     drain_delay_s           time after SIGTERM in which the server reports itself not ready but still listens
     drain_timeout_s         time after that in which running requests may finish
+    max_responses           responses that are kept for a key; 0: none are
+    max_response_bytes      memory that they may take, for each key
+    response_ttl_s          time after its last use for which a response is kept
     strict_params           refuse unknown fields instead of counting them
     request_log             log a line of JSON for each request
     """
@@ -88,6 +95,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ping_interval_s: float = 15.0
     drain_delay_s: float = 0.0
     drain_timeout_s: float = 30.0
+    max_responses: int = 1024
+    max_response_bytes: int = 64 << 20
+    response_ttl_s: float = 1800.0
     strict_params: bool = False
     request_log: bool = True
 

@@ -92,7 +92,7 @@ class Service:
         self.model_name = config.served_model_name or client.info.name
         self.created = int(time.time())
         self.budget = Budget()
-        self._shown = ShownTokens(client.tokenizer)
+        self.shown = ShownTokens(client.tokenizer)
         self._small = FairThreads("requests", NUM_SMALL, most_running=NUM_SMALL - 1)
         self._large = FairThreads("large-requests", NUM_LARGE, most_running=NUM_LARGE - 1)
         self._observer = FairThreads("stats", 1)  # nobody waits behind a caller's work
@@ -148,7 +148,7 @@ class Service:
         body, size = await self.read(request, ChatBody)
         with self.door.prepared(tenant):
             job = await self.beside(request, partial(chat_job, body, self.context(request, body.cache_salt)), size=size)
-        reply = ChatReply(body, job, self._header("chatcmpl", request), self._shown)
+        reply = ChatReply(body, job, self._header("chatcmpl", request), self.shown)
         return await self.answer(request, job, reply, stream=body.stream is True)
 
     async def complete(self, request: HttpRequest) -> Response:
@@ -165,7 +165,7 @@ class Service:
             job = await self.beside(request, partial(completion_job, body, context, prompts), size=size)
         visit_of(request.scope).charge(Usage(prompt_tokens=job.num_echoed))
         scores = await self.run_while_connected(request, self._score(request, job)) if job.scores else []
-        reply = CompletionReply(body, job, self._header("cmpl", request), self._shown, scores=scores)
+        reply = CompletionReply(body, job, self._header("cmpl", request), self.shown, scores=scores)
         return await self.answer(request, job, reply, stream=body.stream is True)
 
     async def read_body(self, request: HttpRequest) -> bytes:
@@ -192,14 +192,23 @@ class Service:
             urgent=caller.urgent,
         )
 
-    async def answer(self, request: HttpRequest, job: Job, reply: Reply, *, stream: bool) -> Response:
-        """Runs a job and returns its reply, whole or as a stream in the dialect of the request."""
+    async def begin(
+        self, request: HttpRequest, job: Job, *, quiet_s: float | None, whole: bool
+    ) -> Merged[RequestOutput]:
+        """Begins the generations of a job, and waits for the first output, at most `quiet_s`. Raises ApiError as
+        `_generate` does, or if one is refused."""
         if await request.is_disconnected():  # it may have waited for long, and what follows costs the most
             raise ClientClosedError
         param = job.constraint.param
-        quiet_s = self.config.ping_interval_s if stream else None
-        outputs = self._generate(request, job.requests, grammar_param=param, quiet_s=quiet_s, whole=not stream)
+        outputs = self._generate(request, job.requests, grammar_param=param, quiet_s=quiet_s, whole=whole)
         await self.start(request, outputs, grammar_param=param)
+        return outputs
+
+    async def answer(self, request: HttpRequest, job: Job, reply: Reply, *, stream: bool) -> Response:
+        """Runs a job and returns its reply, whole or as a stream in the dialect of the request."""
+        param = job.constraint.param
+        quiet_s = self.config.ping_interval_s if stream else None
+        outputs = await self.begin(request, job, quiet_s=quiet_s, whole=not stream)
         if stream:
             chunks = _chunks(outputs, reply, dialect_of(request.scope))
             parts = Backlog(chunks, WaitingParts(), self.budget, close=outputs.close)

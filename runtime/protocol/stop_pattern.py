@@ -35,7 +35,7 @@ SLOW_S = 0.0005
 """A derivative that took longer costs what it took: its effort is an estimate."""
 
 MAX_OPTIONAL = 64
-"""Parts one after another that may all be missing: a derivative has as many beginnings, each with all parts that follow."""
+"""Parts one after another that may all be missing: a derivative begins with each of them, and holds all that follow."""
 
 _LIVE_PER_UNIT = 3
 _MAX_KNOWN = 50_000

@@ -25,6 +25,9 @@ OBSERVED_PATHS = frozenset({"/metrics", "/server_info"})
 """Paths that tell of all callers together."""
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+ENDING_PATHS = "/v1/responses/"
+"""Beginning of the paths of requests that only end work: no limit of a key refuses them."""
+
 MAX_HEADER_BYTES = 32 << 10
 MAX_HEADERS = 100
 SINGLE_HEADERS = (b"authorization", b"x-api-key", b"host", b"origin", b"content-type")
@@ -271,7 +274,12 @@ class Visit:
         self._account = account
         self._num_bytes = 0
         self._num_kept = 0
+        self._num_ends = 1
         account.enter()
+
+    def stay(self) -> None:
+        """Lets the visit last until it has ended once more: work goes on after the answer."""
+        self._num_ends += 1
 
     def hold(self, num_bytes: int) -> None:
         """Counts bytes of the body, as long as the request lasts. Raises ApiError if they are too many."""
@@ -289,6 +297,9 @@ class Visit:
         self._account.charge(usage)
 
     def end(self) -> None:
+        self._num_ends -= 1
+        if self._num_ends:
+            return
         self._account.release(self._num_bytes)
         self._account.forget(self._num_kept)
         self._account.leave()

@@ -102,7 +102,7 @@ class Merged(Generic[T]):
         room: int = 4,
         at_close: Callable[[], None] = lambda: None,
     ) -> None:
-        self._quiet_s = quiet_s
+        self.quiet_s = quiet_s
         self._at_close = at_close
         self._arrived: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue(
             maxsize=room * (len(streams) + 1)
@@ -115,7 +115,7 @@ class Merged(Generic[T]):
         """Waits for the first item, at most `quiet_s`, so that a refusal is raised before the answer begins."""
         if self._num_open:
             with suppress(TimeoutError):
-                self._first = await self._next(self._quiet_s)
+                self._first = await self._next(self.quiet_s)
 
     def __aiter__(self) -> Self:
         return self
@@ -126,7 +126,7 @@ class Merged(Generic[T]):
             return first
         while self._num_open:
             try:
-                item = await self._next(self._quiet_s)
+                item = await self._next(self.quiet_s)
             except TimeoutError:
                 return None
             if item is not None:
@@ -460,8 +460,8 @@ def size_of_logprobs(entries: Collection[TokenLogprob]) -> int:
 class EventStream(Response):
     """Answer that sends `events` one by one until the client disconnects; then, or at its end, awaits `close`.
 
-    An error becomes the last event, in place of the mark of a regular end. If the event before was being sent, it is
-    ended first.
+    An error becomes the last event, in place of the mark of a regular end, as `write_error` has it, or else the
+    request's dialect. If the event before was being sent, it is ended first.
     """
 
     media_type = "text/event-stream"
@@ -473,6 +473,7 @@ class EventStream(Response):
         close: Callable[[], Awaitable[None]],
         lifecycle: Lifecycle,
         grammar_param: str = "response_format",
+        write_error: Callable[[ApiError], bytes] | None = None,
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
@@ -480,6 +481,7 @@ class EventStream(Response):
         self._close = close
         self._lifecycle = lifecycle
         self._grammar_param = grammar_param
+        self._write_error = write_error
         self._is_sending = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -513,7 +515,11 @@ class EventStream(Response):
     async def _send_error(self, scope: Scope, send: Send, error: ApiError) -> None:
         note_error(scope, error.code)
         end_of_part = b"\n\n" if self._is_sending else b""
-        await _send_part(send, end_of_part + dialect_of(scope).failure(error, request_id_of(scope)))
+        if self._write_error is not None:
+            told = self._write_error(error)
+        else:
+            told = dialect_of(scope).failure(error, request_id_of(scope))
+        await _send_part(send, end_of_part + told)
 
 
 async def _send_part(send: Send, part: bytes) -> None:

@@ -20,7 +20,7 @@ from ...runtime.protocol.request import Usage
 from ..config import ServerConfig
 from ..errors import ApiError, ShuttingDownError, to_api_error
 from ..metrics import ServerMetrics
-from .access import PUBLIC_PATHS, SAFE_METHODS, Account, Accounts, Guard, Visit
+from .access import ENDING_PATHS, PUBLIC_PATHS, SAFE_METHODS, Account, Accounts, Guard, Visit
 from .answers import ErrorResponse, Pieces, Unsent, note_error
 from .connection import ClientClosedError, Lifecycle
 from .dialect import Dialect, dialect_of, find_dialect
@@ -193,7 +193,7 @@ class Gate:
                 raise ApiError(503, "too_many_connections", message, close=True)
             if exchange.path not in ALWAYS_SERVED:
                 await self._turnstile.enter(caller.name, scope.get(LEFT))
-            if scope["method"] not in SAFE_METHODS:
+            if scope["method"] not in SAFE_METHODS and not exchange.path.startswith(ENDING_PATHS):
                 exchange.account = self._accounts.of(caller)
                 exchange.visit = scope["bough.visit"] = Visit(exchange.account)
             with self._counted(exchange.path):

@@ -38,6 +38,7 @@ TELL_THE_DATE = {
     "runtime/tokenizer/chat_template.py": "templates write today's date",
     "server/http/access.py": "keys expire on a day",
     "server/http/gate.py": "lines of the log have the time",
+    "server/responses/reply.py": "responses say when they were created and completed",
     "server/service.py": "answers say when they were created",
 }
 """Files that read the clock on the wall, which may jump; all else measures time, by the monotonic one."""

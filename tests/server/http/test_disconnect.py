@@ -60,7 +60,9 @@ def test_a_closed_connection_aborts_all_choices_within_a_second(start: Start, n:
 @pytest.mark.parametrize("stream", [True, False])
 def test_nothing_of_one_that_has_left_waits_for_a_collection(start: Start, stream: bool) -> None:
     def kept() -> set[int]:
-        return {id(each) for each in gc.get_objects() if type(each) is Merged or issubclass(type(each), BoundedProtocol)}
+        return {
+            id(each) for each in gc.get_objects() if type(each) is Merged or issubclass(type(each), BoundedProtocol)
+        }
 
     server = start(FakeClient(endless))
     gc.collect()

@@ -344,3 +344,15 @@ def test_log_probabilities_of_whole_answers_are_bounded_for_each_key(start: Star
         assert client.post("/v1/completions", json={**echo, "stream": True}).status_code == 429
         assert client.post("/v1/completions", json={**echo, "prompt": "ab"}).status_code == 200
     assert third.post("/v1/completions", json=echo).status_code == 200
+
+
+def test_a_visit_that_stays_takes_its_place_until_its_work_is_over() -> None:
+    account = Account(Caller("a", limits=KeyLimits(concurrent_requests=1, body_bytes=10)))
+    visit = Visit(account)
+    visit.hold(10)
+    visit.stay()
+    visit.end()
+    with pytest.raises(ApiError):
+        Visit(account)
+    visit.end()
+    Visit(account).hold(10)
