@@ -205,6 +205,17 @@ def test_best_effort_refuses_no_schema_that_is_one(
         compiler.compile(JsonSchema(json.dumps({"type": "strnig", "title": str(error)}), policy="best_effort"))
 
 
+def test_a_constraint_submitted_again_is_not_measured_again(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[object] = []
+    monkeypatch.setattr(compiler_module, "excess_of", measured.append)
+    spec = Regex("a{3}")
+    for _ in range(64):
+        compiler.submit(spec)
+    assert len(measured) == 1
+
+
 def test_the_receipt_of_other_constraints_names_their_kind(compiler: GrammarCompiler) -> None:
     assert compiler.compile(Regex("[a-z]+")).receipt == Receipt(mode="exact", enforced=("regex",))
     assert compiler.compile(Choice(("a", "b"))).receipt == Receipt(mode="exact", enforced=("choice",))

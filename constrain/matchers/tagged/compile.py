@@ -15,7 +15,7 @@ from ...errors import GrammarError, GrammarTooComplexError, MatcherError, cut
 from ...lower import lower_loosely
 from ...lowered import Lowered
 from ...receipt import TOO_MANY_TO_CHECK, Pointers, Receipt
-from ...spec import Choice, Gbnf, JsonSchema, Lark, Regex, Structural, Tag
+from ...spec import Choice, Gbnf, JsonSchema, Lark, Regex, Structural, Tag, excess_of_tags
 from ...vocabulary.token_table import TokenTable
 from ...vocabulary.triggers import FIRST_CONTROL, Symbols, Triggers, runs, to_symbols
 from ..completion import Completer
@@ -138,7 +138,6 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-MAX_TAGS = 1_024
 MAX_MARK_BYTES = 1_024
 MAX_MARKS_BYTES = 65_536
 """Bytes, as UTF-8, of all begins, ends and triggers: each byte is a state of the search for them."""
@@ -388,8 +387,8 @@ def _check(spec: Structural, tokens: TokenTable) -> None:
         raise GrammarError("at least one tag is needed", path="/tags")
     if spec.tags and spec.triggers and not spec.free_text:
         raise GrammarError("triggers need free text to appear in", path="/triggers")
-    if len(spec.tags) > MAX_TAGS or len(spec.triggers) > MAX_TAGS:
-        raise GrammarError(f"there are more than {MAX_TAGS} tags", path="/tags")
+    if (excess := excess_of_tags(len(spec.tags), len(spec.triggers))) is not None:
+        raise GrammarError(excess, path="/tags")
     marks = {f"/triggers/{index}": trigger for index, trigger in enumerate(spec.triggers)}
     for index, tag in enumerate(spec.tags):
         marks |= {f"/tags/{index}/begin": tag.begin, f"/tags/{index}/end": tag.end}
