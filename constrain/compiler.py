@@ -100,7 +100,7 @@ class GrammarCompiler:
         Tenants take turns: many compilations of one hold up those of another no longer than one does. It takes a few
         milliseconds at most, and next to nothing if the same object was submitted last.
         """
-        if (excess := excess_of(spec)) is not None:
+        if not self._was_last(spec) and (excess := excess_of(spec)) is not None:
             refused: Future[Grammar] = Future()
             refused.set_exception(GrammarTooComplexError(excess))
             return refused
@@ -119,6 +119,10 @@ class GrammarCompiler:
         if last is None or last[0] is not spec:
             self._last = last = spec, _key(spec)
         return last[1]
+
+    def _was_last(self, spec: GrammarSpec) -> bool:
+        last = self._last
+        return last is not None and last[0] is spec
 
     def compile(self, spec: GrammarSpec) -> Grammar:
         """The grammar of `spec`. Raises GrammarError."""

@@ -8,6 +8,8 @@ import msgspec
 
 MAX_OPTIONS = 10_000
 """Options of a choice."""
+MAX_TAGS = 1_024
+"""Tags of a structural constraint, and its triggers."""
 
 
 class JsonSchema(msgspec.Struct, frozen=True, tag="json_schema", forbid_unknown_fields=True, omit_defaults=True):
@@ -104,6 +106,16 @@ def spec_chars(spec: GrammarSpec | None) -> int:
 
 def excess_of(spec: GrammarSpec | None) -> str | None:
     """Returns why a spec is too long to be compiled; None: it is not."""
-    if (num_chars := spec_chars(spec)) <= MAX_SPEC_CHARS:
+    return excess_in(spec_chars(spec))
+
+
+def excess_in(num_chars: int) -> str | None:
+    """Returns why a spec of so many characters is too long to be compiled; None: it is not."""
+    if num_chars <= MAX_SPEC_CHARS:
         return None
     return f"the constraint has {num_chars} characters, at most {MAX_SPEC_CHARS} are allowed"
+
+
+def excess_of_tags(num_tags: int, num_triggers: int) -> str | None:
+    """Returns why a structural constraint has too many tags; None: it has not."""
+    return f"there are more than {MAX_TAGS} tags" if max(num_tags, num_triggers) > MAX_TAGS else None

@@ -46,9 +46,12 @@ def lower_schema(spec: JsonSchema) -> Lowered:
     for literal, keyword in uncovered:
         subschemas.check(literal, keyword)
     source = emit(graph, spec.property_order)
-    enforced, checked = tuple(sorted(subschemas.enforced)), tuple(sorted(subschemas.checked))
-    narrowed = tuple(sorted(subschemas.narrowed))
-    receipt = Receipt(mode=spec.policy, enforced=enforced, checked=checked, narrowed=narrowed)
+    receipt = Receipt(
+        mode=spec.policy,
+        enforced=tuple(sorted(subschemas.enforced)),
+        checked=subschemas.checked.listed(),
+        narrowed=subschemas.narrowed.listed(),
+    )
     return Lowered(
         LLMatcher.grammar_from_lark(source),
         json=True,

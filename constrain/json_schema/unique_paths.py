@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from ..json_text.reader import NOWHERE, DistinctPaths, PathState
+from ..receipt import Pointers
 from ..regex.language import Language
 from .document import pointer_of
 from .emit import needs_distinct_items, needs_distinct_keys
@@ -40,8 +41,10 @@ def distinct_paths(graph: Graph, needed: frozenset[Place]) -> tuple[DistinctPath
     if not covered or not states:
         return None, needed
     place = graph.expander.subschemas.place
-    pointers = sorted(pointer_to(pointer_of(place(literal)[0]), keyword) for literal, keyword in covered)
-    return DistinctPaths(tuple(states), tuple(dict.fromkeys(pointers))), automaton.uncovered
+    pointers = Pointers()
+    for literal, keyword in covered:
+        pointers.add(pointer_to(pointer_of(place(literal)[0]), keyword))
+    return DistinctPaths(tuple(states), pointers.listed()), automaton.uncovered
 
 
 class _PathAutomaton:

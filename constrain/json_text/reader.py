@@ -70,7 +70,7 @@ class PathState(msgspec.Struct, frozen=True, omit_defaults=True):
 class DistinctPaths(msgspec.Struct, frozen=True):
     """An automaton over the places of an instance: state 0 is the whole value.
 
-    pointers    JSON pointers of the keywords that it takes care of
+    pointers    JSON pointers of the keywords that it takes care of; the root ("") stands for too many of them
     """
 
     states: tuple[PathState, ...]

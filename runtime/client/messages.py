@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ...constrain.spec import GrammarSpec, spec_chars
+from ...constrain.errors import GrammarTooComplexError
+from ...constrain.spec import GrammarSpec, excess_in, spec_chars
 from ...constrain.workers.decoders import msgpack_decoder
 from ..protocol.config import EngineConfig
 from ..protocol.counters import EngineStats, ModelInfo
@@ -206,6 +207,7 @@ class FrameWriter:
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._constraining = threading.Lock()
         self._constraint: tuple[int, GrammarSpec | None] = 0, None  # the one that was sent last, and its number
+        self._measured: tuple[GrammarSpec | None, int] = None, 0  # the last one, and its characters
         self._thread = threading.Thread(target=self._run, name="bough-writer", daemon=True)
         self._thread.start()
 
@@ -233,10 +235,13 @@ class FrameWriter:
         """Queues a request, after its constraint if that is large and not the same object as the last one sent.
 
         Raises:
-            RequestError: see `put`.
+            RequestError: its constraint is too long to be compiled; or see `put`.
         """
         grammar = request.grammar
-        if grammar is None or spec_chars(grammar) <= SHARED_CHARS:
+        num_chars = self._num_chars(grammar)
+        if (excess := excess_in(num_chars)) is not None:
+            raise RequestError(excess, code=GrammarTooComplexError.code, param="grammar")
+        if grammar is None or num_chars <= SHARED_CHARS:
             self.put(Submit(key, request))
             return
         with self._constraining:
@@ -246,6 +251,14 @@ class FrameWriter:
                 self.put(Constrain(number, grammar))
                 self._constraint = number, grammar
             self.put(Submit(key, msgspec.structs.replace(request, grammar=None), number))
+
+    def _num_chars(self, grammar: GrammarSpec | None) -> int:
+        """Counts the characters of a constraint, once for the requests of one body, which share it."""
+        last, num_chars = self._measured
+        if grammar is not last:
+            num_chars = spec_chars(grammar)
+            self._measured = grammar, num_chars
+        return num_chars
 
     def wait_for_room(self) -> None:
         """Waits until at most ROOM_BYTES are queued, but no longer than ROOM_TIMEOUT_S; not again until something is

@@ -18,8 +18,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from ...constrain.errors import GrammarTooComplexError
-from ...constrain.spec import excess_of
 from ...constrain.workers.turns import settle
 from ..protocol.config import EngineConfig
 from ..protocol.counters import EngineStats, ModelInfo
@@ -30,7 +28,6 @@ from ..protocol.errors import (
     EngineStuckError,
     ErrorInfo,
     ModelError,
-    to_exception,
     to_info,
 )
 from ..protocol.program import Done, Failed, Program, ProgramEvent
@@ -381,8 +378,6 @@ class RemoteClient(StreamingClient):
             listen(RequestOutput(id=request.id, finish=Finish(reason="error", error=error)))
 
         stream = _Stream(listen, fail, Abort(request.id), _deadline(request.timeout_s))
-        if (excess := excess_of(request.grammar)) is not None:
-            raise to_exception(ErrorInfo(code=GrammarTooComplexError.code, message=excess, param="grammar"))
         self._start(next(self._keys), stream, lambda key: self._writer.submit(key, request))
 
     def abort(self, request_id: str) -> None:

@@ -9,9 +9,9 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from ...constrain.context_free.gbnf import is_gbnf
-from ...constrain.errors import GrammarTooComplexError, cut
+from ...constrain.errors import GrammarError, GrammarTooComplexError, cut
 from ...constrain.json_schema.parse import MAX_SCHEMA_BYTES
-from ...constrain.spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural, Tag
+from ...constrain.spec import Choice, Gbnf, GrammarSpec, JsonSchema, Lark, Regex, Structural, Tag, excess_of_tags
 from ...constrain.workers.decoders import json_decoder
 from ...runtime.tools.forms import CallForm, call_or_answer, calls_in_text, only_calls
 from ..errors import ApiError, invalid
@@ -282,7 +282,7 @@ def to_structural(raw: msgspec.Raw, param: str) -> GrammarSpec | None:
     """Reads a structural tag, in either form and perhaps as JSON inside a string; None: it allows any text.
 
     Raises:
-        ApiError: it is malformed, or of an unsupported kind.
+        ApiError: it is malformed, of an unsupported kind, or has too many tags.
     """
     text = bytes(raw)
     if text.startswith(b'"'):
@@ -316,6 +316,7 @@ _KINDS = frozenset({"json_schema", "regex", "grammar", "any_text", "tag", "trigg
 
 
 def _of_structures(given: _Structures, param: str) -> GrammarSpec:
+    _check_num_tags(len(given.structures), len(given.triggers), param)
     tags = tuple(
         Tag(each.begin, to_schema(each.schema, f"{param}.structures[{index}].schema"), each.end)
         for index, each in enumerate(given.structures)
@@ -331,15 +332,23 @@ def _of_tag_format(form: _Format, param: str) -> GrammarSpec | None:
             return Structural((_tag(form, param),), at_least_one=True, stop_after_first=True, free_text=False)
         case _TriggeredTags():
             _refuse_excludes(form.excludes, param)
+            _check_num_tags(len(form.tags), len(form.triggers), param)
             tags = tuple(_tag(tag, f"{param}.tags[{index}]") for index, tag in enumerate(form.tags))
             return Structural(tags, tuple(form.triggers), form.at_least_one, form.stop_after_first)
         case _TagsWithSeparator():
             if form.separator and not form.stop_after_first:
                 message = "a separator between tags is not supported; make it part of their begin"
                 raise invalid(f"{param}.separator", message, code="unsupported_value")
+            _check_num_tags(len(form.tags), 0, param)
             tags = tuple(_tag(tag, f"{param}.tags[{index}]") for index, tag in enumerate(form.tags))
             return Structural(tags, (), form.at_least_one, form.stop_after_first, free_text=False)
     return _content(form, param)
+
+
+def _check_num_tags(num_tags: int, num_triggers: int, param: str) -> None:
+    """Raises ApiError as the engine would: what it refuses is not measured for each sequence first."""
+    if (excess := excess_of_tags(num_tags, num_triggers)) is not None:
+        raise invalid(param, str(GrammarError(excess, path="/tags")), code=GrammarError.code)
 
 
 def _tag(tag: _Tag, param: str) -> Tag:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -62,6 +63,21 @@ def test_cache_is_bounded_in_bytes(vocabulary: Vocabulary) -> None:
         time.sleep(0.001)
     assert compiler.compiled == 7
     compiler.close()
+
+
+def test_receipts_count_as_bytes_of_their_grammars(vocabulary: Vocabulary) -> None:
+    def num_bytes(name: str) -> int:
+        """Counts a grammar with a hundred places to check that are all in `name`."""
+        leaf = {"not": {"type": "array", "uniqueItems": True}}
+        inside = {"type": "object", "properties": {f"p{index}": leaf for index in range(100)}}
+        schema = {"$ref": f"#/$defs/{name}", "$defs": {name: inside}}
+        with closing(GrammarCompiler(vocabulary)) as compiler:
+            receipt = compiler.compile(_schema(**schema)).receipt
+            assert receipt is not None
+            assert len(receipt.checked) == 100
+            return compiler.cached_bytes
+
+    assert num_bytes("L" * 201) - num_bytes("L") >= 100 * 200
 
 
 def test_time_out_does_not_eat_the_pool(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,6 +212,17 @@ def test_best_effort_refuses_no_schema_that_is_one(
     assert [(finding.violation.pointer, finding.policy) for finding in found] == [("", "best_effort")]
     with pytest.raises(InvalidSchemaError):
         compiler.compile(JsonSchema(json.dumps({"type": "strnig", "title": str(error)}), policy="best_effort"))
+
+
+def test_a_constraint_submitted_again_is_not_measured_again(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[object] = []
+    monkeypatch.setattr(compiler_module, "excess_of", measured.append)
+    spec = Regex("a{3}")
+    for _ in range(64):
+        compiler.submit(spec)
+    assert len(measured) == 1
 
 
 def test_the_receipt_of_other_constraints_names_their_kind(compiler: GrammarCompiler) -> None:

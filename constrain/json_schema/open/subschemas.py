@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from ...errors import InvalidSchemaError, UnsupportedKeywordError
+from ...errors import GrammarTooComplexError, InvalidSchemaError, UnsupportedKeywordError
+from ...receipt import TOO_MANY_TO_CHECK, Pointers
 from ...regex.patterns import PatternError
 from ..document import At, Document, Scope, pointer_of
 from ..parse import ALL_KINDS, Schema, kind_of, kinds_of, pointer_to, values_of
@@ -99,8 +100,8 @@ class Subschemas:
         self.document = document
         self.referred: set[int] = set()
         self.enforced: set[str] = set()
-        self.checked: set[str] = set()
-        self.narrowed: set[str] = set()
+        self.checked = Pointers()
+        self.narrowed = Pointers()
         self._policy = policy
         self._literals: list[tuple[str, Scope]] = []
         self._facts: list[Facts | None] = []
@@ -193,17 +194,6 @@ class Subschemas:
 
     # What cannot be written as shapes
 
-    def refuse(self, literal: int, keyword: str, reason: str) -> None:
-        """Leaves `keyword` to the check of the finished value, or refuses it.
-
-        Raises:
-            UnsupportedKeywordError: the policy is exact.
-        """
-        pointer = pointer_to(pointer_of(self.place(literal)[0]), keyword)
-        if self._policy == "exact":
-            raise UnsupportedKeywordError(keyword, path=pointer, reason=reason)
-        self.checked.add(pointer)
-
     def refuse_pattern(self, literal: int, keyword: str, pattern: str, error: PatternError) -> None:
         """Refuses a pattern that cannot be read as a regular expression, or is none."""
         pointer = pointer_to(pointer_of(self.place(literal)[0]), keyword)
@@ -213,14 +203,27 @@ class Subschemas:
             raise InvalidSchemaError(f"the pattern is not a regular expression: {error}", path=pointer)
         if self._policy == "exact":
             raise UnsupportedKeywordError(keyword, path=pointer, reason=str(error))
-        self.checked.add(pointer)
+        self._leave(pointer)
 
     def narrow(self, literals: Iterable[int]) -> None:
         """Takes note that some values of a conjunction were left out."""
         locations = [self.place(literal)[0] for literal in literals]
         known = [location for location in locations if self.document.is_written(location)]
-        self.narrowed.update(map(pointer_of, known or ["#"]))
+        for location in known or ["#"]:
+            self.narrowed.add(pointer_of(location))
 
     def check(self, literal: int, keyword: str) -> None:
         """Leaves `keyword` to the check of the finished value."""
-        self.checked.add(pointer_to(pointer_of(self.place(literal)[0]), keyword))
+        self._leave(pointer_to(pointer_of(self.place(literal)[0]), keyword))
+
+    def _leave(self, pointer: str) -> None:
+        """Leaves the keyword at `pointer` to the check of the finished value.
+
+        None is a `format`, the only keyword whose places the check has to know: past the limits the root will do.
+
+        Raises:
+            GrammarTooComplexError: they are too many, and the policy is exact.
+        """
+        self.checked.add(pointer)
+        if self.checked.whole and self._policy == "exact":
+            raise GrammarTooComplexError(TOO_MANY_TO_CHECK, path=pointer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ import regex
 from ...errors import GrammarError, GrammarTooComplexError, MatcherError, cut
 from ...lower import lower_loosely
 from ...lowered import Lowered
-from ...receipt import Receipt
-from ...spec import Choice, Gbnf, JsonSchema, Lark, Regex, Structural, Tag
+from ...receipt import TOO_MANY_TO_CHECK, Pointers, Receipt
+from ...spec import Choice, Gbnf, JsonSchema, Lark, Regex, Structural, Tag, excess_of_tags
 from ...vocabulary.token_table import TokenTable
 from ...vocabulary.triggers import FIRST_CONTROL, Symbols, Triggers, runs, to_symbols
 from ..completion import Completer
@@ -137,7 +138,6 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-MAX_TAGS = 1_024
 MAX_MARK_BYTES = 1_024
 MAX_MARKS_BYTES = 65_536
 """Bytes, as UTF-8, of all begins, ends and triggers: each byte is a state of the search for them."""
@@ -408,8 +408,8 @@ def _check(spec: Structural, tokens: TokenTable) -> None:
         raise GrammarError("at least one tag is needed", path="/tags")
     if spec.tags and spec.triggers and not spec.free_text:
         raise GrammarError("triggers need free text to appear in", path="/triggers")
-    if len(spec.tags) > MAX_TAGS or len(spec.triggers) > MAX_TAGS:
-        raise GrammarError(f"there are more than {MAX_TAGS} tags", path="/tags")
+    if (excess := excess_of_tags(len(spec.tags), len(spec.triggers))) is not None:
+        raise GrammarError(excess, path="/tags")
     marks = {f"/triggers/{index}": trigger for index, trigger in enumerate(spec.triggers)}
     for index, tag in enumerate(spec.tags):
         marks |= {f"/tags/{index}/begin": tag.begin, f"/tags/{index}/end": tag.end}
@@ -450,18 +450,30 @@ def _check_tag(index: int, tag: Tag, spec: Structural) -> None:
 
 
 def _receipt(parts: Iterable[Lowered | None]) -> Receipt | None:
-    """Joins the parts' receipts. That elements differ is seen to only where a grammar has the text to itself."""
+    """Joins the parts' receipts. That elements differ is seen to only where a grammar has the text to itself.
+
+    Raises:
+        GrammarTooComplexError: all of them are exact, and leave too much to the check.
+    """
     written = [part for part in parts if part is not None]
     receipts = [part.receipt for part in written if part.receipt is not None]
     if not receipts:
         return None
     later = {pointer for part in written if part.distinct is not None for pointer in part.distinct.pointers}
     enforced = {keyword for receipt in receipts for keyword in receipt.enforced}
+    exact = all(receipt.mode == "exact" for receipt in receipts)
+    checked, narrowed = Pointers(), Pointers()
+    for pointer in chain(later, *(receipt.checked for receipt in receipts)):
+        checked.add(pointer)
+    for pointer in chain.from_iterable(receipt.narrowed for receipt in receipts):
+        narrowed.add(pointer)
+    if checked.whole and exact:
+        raise GrammarTooComplexError(TOO_MANY_TO_CHECK, path="/tags")
     return Receipt(
-        mode="best_effort" if any(receipt.mode == "best_effort" for receipt in receipts) else "exact",
+        mode="exact" if exact else "best_effort",
         enforced=tuple(sorted(enforced - {pointer.rpartition("/")[2] for pointer in later})),
-        checked=tuple(sorted(later.union(*(receipt.checked for receipt in receipts)))),
-        narrowed=tuple(sorted({pointer for receipt in receipts for pointer in receipt.narrowed})),
+        checked=checked.listed(),
+        narrowed=narrowed.listed(),
     )
 
 

@@ -108,6 +108,7 @@ class StructuralGrammar:
         texts = [section for section in sections if isinstance(section, FreeText)]
         self.num_bytes += sum(min(free.triggers.num_states, MAX_ROWS) * 4 * tokens.num_words for free in texts)
         self.num_bytes += sum(free.triggers.num_bytes for free in texts)
+        self.num_bytes += receipt.num_bytes if receipt is not None else 0
         bits = np.zeros(32 * tokens.num_words, dtype=np.uint8)
         bits[: tokens.vocabulary.size] = 1
         self.everything: MaskRow = np.packbits(bits, bitorder="little").view(np.int32)

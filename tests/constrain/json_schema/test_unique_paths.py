@@ -18,7 +18,7 @@ from bough.constrain.json_schema.open.subschemas import Subschemas
 from bough.constrain.json_schema.parse import parse_schema
 from bough.constrain.json_schema.unique_paths import distinct_paths
 from bough.constrain.json_text.reader import NOWHERE, DistinctPaths
-from bough.constrain.receipt import Policy
+from bough.constrain.receipt import MAX_POINTERS_CHARS, Policy
 
 LETTERS = {"enum": ["a", "b", "c"]}
 STRINGS = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
@@ -134,3 +134,13 @@ def test_arrays_that_may_repeat_are_not_held_apart() -> None:
     schema = {"anyOf": [STRINGS, {"type": "array", "items": {"type": "string"}, "minItems": 3}]}
     paths, uncovered = find(schema)
     assert paths is None and uncovered == {"uniqueItems"}
+
+
+def test_the_pointers_to_what_it_takes_care_of_are_bounded() -> None:
+    name = "L" * (MAX_POINTERS_CHARS // 10)
+    properties = {f"p{index}": {"$ref": f"#/$defs/{name}/$defs/{index}"} for index in range(12)}
+    items = {str(index): {**STRINGS, "items": {"type": "string", "maxLength": 9 + index}} for index in range(12)}
+    paths, uncovered = find({"type": "object", "properties": properties, "$defs": {name: {"$defs": items}}})
+    assert paths is not None
+    assert paths.pointers == ("",)
+    assert not uncovered

@@ -12,9 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from bough.constrain.spec import Choice, GrammarSpec, Regex, spec_chars
 from bough.runtime.client import messages
 from bough.runtime.client.engine_process import _refuse, tell
 from bough.runtime.client.messages import (
+    SHARED_CHARS,
     Abort,
     AskStats,
     Drop,
@@ -295,3 +297,23 @@ def test_random_bytes_never_pass_as_messages() -> None:
             ours.sendall(head(40) + bytes((seed * 37 + i * 101) % 256 for i in range(40)))
             with pytest.raises(msgspec.DecodeError):
                 next(read_frames(theirs, ToEngine))
+
+
+def test_the_constraint_of_several_requests_is_measured_once(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counting the characters of one with many tags, for each of 64 sequences, held up the event loop for a second."""
+    measured: list[object] = []
+
+    def count(spec: GrammarSpec | None) -> int:
+        measured.append(spec)
+        return spec_chars(spec)
+
+    monkeypatch.setattr(messages, "spec_chars", count)
+    small, large = Regex("a"), Choice(("a", "b" * SHARED_CHARS))
+    writer = FrameWriter(pair[0])
+    for grammar in (small, large):
+        for key in range(64):
+            writer.submit(key, msgspec.structs.replace(request(), grammar=grammar))
+    assert measured == [small, large]
+    writer.close()

@@ -15,7 +15,8 @@ import openai
 import pytest
 
 from bough.constrain import GrammarCompiler, Vocabulary
-from bough.constrain.spec import JsonSchema, Structural
+from bough.constrain.errors import GrammarError
+from bough.constrain.spec import MAX_TAGS, JsonSchema, Structural, Tag
 from bough.runtime.protocol.request import Request
 from bough.runtime.tools.forms import HERMES, MISTRAL, MISTRAL_ARGS, CallForm, find_form
 from bough.runtime.tools.tag_reader import Called, Said, TagReader
@@ -377,6 +378,37 @@ def test_what_is_inside_of_strings_and_tags_is_bounded(fields: dict[str, Any], c
         to_constraint(body)
     assert (caught.value.code, caught.value.param) == (code, param)
     assert time.thread_time() - began < 0.1
+
+
+FEW, MANY = 1, MAX_TAGS + 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_tags", "num_triggers"),
+    [
+        ("structures", MANY, FEW),
+        ("structures", FEW, MANY),
+        ("triggered_tags", MANY, FEW),
+        ("triggered_tags", FEW, MANY),
+        ("tags_with_separator", MANY, 0),
+    ],
+)
+def test_too_many_tags_are_refused_before_they_are_read(
+    compiler: GrammarCompiler, kind: str, num_tags: int, num_triggers: int
+) -> None:
+    """Each of 64 sequences of one request counted the characters of 16,000 tags on the event loop."""
+    triggers = ["<"] * num_triggers
+    tag: dict[str, Any] = {"format": {"type": kind, "triggers": triggers, "separator": "", "tags": TAGS * num_tags}}
+    if kind == "structures":  # 5 is no schema, which is not even seen
+        tag = {"structures": [{"begin": "<", "schema": 5, "end": ">"}] * num_tags, "triggers": triggers}
+    with pytest.raises(ApiError) as caught:
+        to_constraint(to_body(response_format={"type": "structural_tag", **tag}))
+    spec = Structural(tuple(Tag("<", None, ">") for _ in range(num_tags)), tuple(triggers))
+    with pytest.raises(GrammarError) as refused:
+        compiler.compile(spec)
+    error, param = caught.value, "response_format" if kind == "structures" else "response_format.format"
+    assert (error.status, error.code, error.param) == (400, refused.value.code, param)
+    assert error.message == str(refused.value)
 
 
 def test_two_constraints_are_refused_before_either_is_read() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+import msgspec
 import numpy as np
 import pytest
 import regex
@@ -21,6 +22,7 @@ from bough.constrain.matchers.tagged import compile as structural_grammar
 from bough.constrain.matchers.tagged import matcher as structural_matcher
 from bough.constrain.matchers.tagged.compile import compile_structural
 from bough.constrain.matchers.tagged.matcher import FreeText, StructuralGrammar
+from bough.constrain.receipt import MAX_POINTERS_CHARS, Policy, Receipt
 from bough.constrain.spec import Choice, JsonSchema, Lark, Regex, Structural, Tag
 from bough.constrain.vocabulary.token_table import TokenTable
 from bough.constrain.vocabulary.triggers import Triggers, to_symbols
@@ -419,6 +421,31 @@ def test_a_schema_that_is_too_much_is_only_checked_if_it_need_not_be_exact(make_
     assert (receipt.mode, receipt.enforced, receipt.checked) == ("best_effort", ("type",), ("",))
     with pytest.raises(GrammarTooComplexError, match="/tags/0/content"):
         compile_structural(exact, make_tokens(0), lower_part)
+
+
+def test_the_places_of_all_tags_together_are_bounded(make_tokens: MakeTokens) -> None:
+    name = "L" * (MAX_POINTERS_CHARS // 4)
+
+    def lower_part(content: object) -> Lowered:
+        assert isinstance(content, JsonSchema)
+        pointers = (f"/{name}/{json.loads(content.schema)['const']}",)
+        receipt = Receipt(mode=content.policy, checked=pointers, narrowed=pointers)
+        return msgspec.structs.replace(lower(content), receipt=receipt)
+
+    def compiled(policy: Policy, num_tags: int) -> StructuralGrammar:
+        contents = [
+            JsonSchema(json.dumps({"const": 10**index // 9}), policy=policy) for index in range(1, 1 + num_tags)
+        ]
+        spec = Structural(tuple(Tag(f"<t{'a' * index}>", content, "</t>") for index, content in enumerate(contents)))
+        return compile_structural(spec, make_tokens(0), lower_part)
+
+    few, many = compiled("exact", 3), compiled("best_effort", 5)
+    assert few.receipt is not None and many.receipt is not None
+    assert len(few.receipt.checked) == len(few.receipt.narrowed) == 3
+    assert few.num_bytes > 6 * len(name)
+    assert many.receipt.checked == many.receipt.narrowed == ("",)
+    with pytest.raises(GrammarTooComplexError, match="at most 1,000 places with 32,768 characters"):
+        compiled("exact", 5)
 
 
 MARKED = Structural((Tag("<t>", Regex("[ab]+"), "</t>"),), triggers=("<t>",))
