@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 MAX_OPTIONS = 10_000
-"""Options of a choice."""
+"""Most options of a choice."""
 
 
 class JsonSchema(msgspec.Struct, frozen=True, tag="json_schema", forbid_unknown_fields=True, omit_defaults=True):
@@ -66,7 +66,7 @@ class Structural(msgspec.Struct, frozen=True, tag="structural", forbid_unknown_f
     tags            the tags that may follow
     at_least_one    the text must contain a tag
     stop_after_first    the text ends after the first tag
-    free_text       False: nothing but tags (one after another)
+    free_text       False: only tags, one after another
     reasoning_end   text that closes a reasoning section: nothing is constrained before it (None: none)
     then            constraint of the whole text after the reasoning section, instead of `tags`
     """
@@ -83,7 +83,7 @@ class Structural(msgspec.Struct, frozen=True, tag="structural", forbid_unknown_f
 GrammarSpec = JsonSchema | Regex | Choice | Lark | Gbnf | Structural
 
 MAX_SPEC_CHARS = 1_000_000
-"""Characters of all texts in a spec."""
+"""Most characters of all texts in a spec."""
 
 
 def spec_chars(spec: GrammarSpec | None) -> int:
@@ -101,7 +101,7 @@ def spec_chars(spec: GrammarSpec | None) -> int:
 
 
 def excess_of(spec: GrammarSpec | None) -> str | None:
-    """Returns why a spec is too long to be compiled; None: it is not."""
+    """Returns the reason why a spec is too long to compile; None if it is not."""
     if (num_chars := spec_chars(spec)) <= MAX_SPEC_CHARS:
         return None
     return f"the constraint has {num_chars} characters, at most {MAX_SPEC_CHARS} are allowed"
