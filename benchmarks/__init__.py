@@ -1,1 +1,1 @@
-"""Benchmarks, one command each: they print numbers as JSON, and every claim is a ratio within one run."""
+"""Benchmarks, one command each. They print numbers as JSON; every claim is a ratio measured within one run."""

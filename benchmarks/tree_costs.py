@@ -1,8 +1,7 @@
-"""Savings of tree decode attention, as its planner expects: plans for typical loads, costed for a GPU, no GPU needed.
+"""Savings of tree decode attention as estimated by its planner: plans for typical loads, without a GPU.
 
-Time is that of one layer, as the cost model has it (kernels/attention/plan/tree_cost.py): the busiest multiprocessor
-of each launch, then the merge. It knows nothing of the GPU's cache, which may already serve some of what the flat plan
-reads again and again.
+Time is that of one layer by the cost model (kernels/attention/plan/tree_cost.py): the busiest multiprocessor of each
+launch, then the merge. The model ignores the GPU's cache, which may serve some of the repeated reads of the flat plan.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`bough completion SHELL`: a script that completes commands, options and their values, made from the parsers."""
+"""`bough completion SHELL`: prints a script that completes commands, options and values, generated from the parsers."""
 
 from __future__ import annotations
 

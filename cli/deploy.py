@@ -1,4 +1,4 @@
-"""`bough deploy FILE[:function]`: compiles a program and registers it on a server as an endpoint of its own."""
+"""`bough deploy FILE[:function]`: compiles a program and registers it as an endpoint on a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parses the command line and hands over to one command; each has a file of its own and loads only what it needs."""
+"""Entry point of the command line: dispatches to a command, each in its own file that loads only what it needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bough models`: lists the models on this machine and those that can be pulled, describes one, removes one."""
+"""`bough models`: lists the models on this machine and those that can be pulled; describes or removes one."""
 
 from __future__ import annotations
 

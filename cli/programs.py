@@ -1,4 +1,4 @@
-"""Programs in users' files: loaded, found, given their arguments, and their errors without our frames."""
+"""Programs in users' files: loads and finds them, binds their arguments, and shows errors without internal frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bough run FILE[:function]`: runs a program on a model, shows what it made, and where its tokens came from."""
+"""`bough run FILE[:function]`: runs a program on a model, and shows its result and the origin of its tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bough schema check`: shows how a JSON Schema is enforced and which values it accepts, without a model."""
+"""`bough schema check`: shows how a JSON Schema is enforced and which values it accepts; needs no model."""
 
 from __future__ import annotations
 

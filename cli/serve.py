@@ -1,4 +1,4 @@
-"""`bough serve`: an engine in a process of its own behind the OpenAI-compatible HTTP API."""
+"""`bough serve`: runs an engine in a separate process behind the OpenAI-compatible HTTP API."""
 
 from __future__ import annotations
 

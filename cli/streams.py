@@ -1,4 +1,4 @@
-"""Standard streams that may be closed, broken or full: none of this stops a server."""
+"""Standard streams that may be closed, broken or full, none of which may stop a server."""
 
 from __future__ import annotations
 

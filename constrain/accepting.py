@@ -1,4 +1,4 @@
-"""Asks whether decoding under a constraint could have produced a text."""
+"""Tests of texts: could decoding under a constraint have produced this one?"""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def accepts(
 ) -> bool:
     """Returns True if decoding under `schema` could end with `text`.
 
-    Each token of `text` must be allowed in turn, and the end of sequence after the last; and what no mask can enforce
-    is checked on the whole. `schema` is a JSON Schema or its text. `tokenizer` is a `Vocabulary`, a tokenizer of ours,
-    of the package `tokenizers`, or a fast one of `transformers`; what is made of it is kept for the next calls.
+    Each token of `text` must be allowed in turn, and the end of sequence after the last; what no mask can enforce is
+    checked on the whole text. `schema` is a JSON Schema or its text. `tokenizer` is a `Vocabulary`, a tokenizer of
+    bough or of the package `tokenizers`, or a fast one of `transformers`; its compiler is kept for later calls.
 
     Raises:
-        GrammarError: the schema is refused; it is the error that a request with it gets.
+        GrammarError: the schema is refused, with the error that a request gets.
     """
     source = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
     spec = JsonSchema(source, property_order=property_order, policy=policy)
@@ -48,12 +48,12 @@ def accepts(
 
 
 def grammar_accepts(grammar: Grammar, text: str, tokenizer: Any) -> bool:
-    """Returns True if the masks of `grammar`, which was compiled for `tokenizer`, let `text` through."""
+    """Returns True if the masks of `grammar`, which was compiled for `tokenizer`, accept `text`."""
     return walk(grammar, text, as_vocabulary(tokenizer)) is None
 
 
 class _Compilers:
-    """A compiler for each of the last few tokenizers. They belong to this process: one that was forked off has none."""
+    """Compilers for the most recent tokenizers. They belong to this process; a forked one starts with none."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
@@ -62,7 +62,7 @@ class _Compilers:
     def of(self, tokenizer: object) -> tuple[Vocabulary, GrammarCompiler]:
         if self._process != os.getpid():
             self._process, self._found = os.getpid(), OrderedDict()
-        key = id(tokenizer)  # which stays its own, since it is kept beside
+        key = id(tokenizer)  # remains unique, since the tokenizer is kept beside it
         if key not in self._found:
             vocabulary = as_vocabulary(tokenizer)
             self._found[key] = tokenizer, vocabulary, GrammarCompiler(vocabulary, cache_bytes=CACHE_BYTES)
@@ -81,7 +81,7 @@ MAX_ALLOWED = 300
 
 
 class Refusal(NamedTuple):
-    """The place at which a text is not let through.
+    """Place at which a text is refused.
 
     offset         bytes of the text before the first token that is refused
     allowed        texts of tokens that are allowed there, the shortest first, at most `MAX_ALLOWED`
@@ -94,7 +94,7 @@ class Refusal(NamedTuple):
 
 
 def walk(grammar: Grammar, text: str, vocabulary: Vocabulary) -> Refusal | None:
-    """Follows `text`: None if each token is allowed in turn, and then the end; else the refusal."""
+    """Follows `text`. Returns None if each token and then the end are allowed, else the refusal."""
     whole = text
     try:
         data = text.encode()
@@ -121,7 +121,7 @@ def walk(grammar: Grammar, text: str, vocabulary: Vocabulary) -> Refusal | None:
 
 
 def _fill(matcher: Matcher, mask: MaskRow) -> None:
-    """The tokens allowed next: none at a dead end."""
+    """Writes the tokens allowed next; none at a dead end."""
     try:
         matcher.fill_mask(mask)
     except MatcherError:

@@ -1,4 +1,4 @@
-"""Compiles constraints, each once, and keeps what was compiled within a bound of bytes."""
+"""Grammar compiler: compiles each constraint once and caches the grammars within a limit of bytes."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ from .workers.turns import outcome
 PlainSpec = JsonSchema | Regex | Choice | Lark | Gbnf
 
 TABLE_PATIENCE_S = 1.0
-"""Limits of a table that spares a generation the search for a way to its end."""
+"""Time limit for building a table that spares a generation the search for a way to its end."""
 
 
 class GrammarCompiler:
     """Turns specs into grammars for one vocabulary. Thread-safe.
 
-    Equal specs share one compilation and one grammar; the order of a schema's keys is part of it. Grammars are dropped
-    least recently used first when together they pass `cache_bytes`; errors are remembered for a while. A compilation
-    that takes longer than `timeout_s` fails with GrammarTooComplexError and holds nobody up. What is not plainly small
-    is lowered in processes of its own, started when first needed, which may be killed. A small regular constraint
-    is a table; one that need not be small is made one when it is asked for again, for the requests after that.
+    Equal specs share one compilation and one grammar; the order of a schema's keys counts. Beyond `cache_bytes` in all,
+    the least recently used grammars are dropped; errors are remembered for a while. A compilation that takes longer
+    than `timeout_s` fails with GrammarTooComplexError and delays no other. Constraints that are not plainly small are
+    lowered in separate processes, started on demand, which can be killed. A small regular constraint becomes a table at
+    once; a larger one when it is requested again, for later requests.
     """
 
     def __init__(
@@ -65,40 +65,40 @@ class GrammarCompiler:
         self._cache = GrammarCache(cache_bytes)
         self._tables = RegularTables(self.tokens)
         self._service = CompileService(num_threads=num_threads, timeout_s=timeout_s)
-        weakref.finalize(self, self._service.discard).atexit = False  # it sees to the exit itself
-        self._lock = Lock()  # of what has begun to become a table
+        weakref.finalize(self, self._service.discard).atexit = False  # the service handles the exit itself
+        self._lock = Lock()  # guards the start of tabulations
         self._last: tuple[GrammarSpec, bytes] | None = None
 
     @property
     def compiled(self) -> int:
-        """Grammars compiled so far."""
+        """Number of grammars compiled so far."""
         return self._cache.num_compiled
 
     @property
     def cache_hits(self) -> int:
-        """Constraints that had been compiled, or were being compiled, when they were asked for."""
+        """Number of constraints that were compiled or being compiled when they were requested."""
         return self._cache.num_hits
 
     @property
     def num_waiting(self) -> int:
-        """Compilations that have not begun."""
+        """Number of compilations that have not begun."""
         return self._service.num_waiting
 
     @property
     def cached_bytes(self) -> int:
-        """About what the grammars in the cache hold."""
+        """Approximate size of the cached grammars in bytes."""
         return self._cache.num_bytes
 
     @property
     def process_ids(self) -> list[int]:
-        """Ids of its worker processes."""
+        """Ids of the worker processes."""
         return self._service.process_ids
 
     def submit(self, spec: GrammarSpec, tenant: str = "") -> Future[Grammar]:
-        """The grammar of `spec`, or a GrammarError, as a future. Cancelling it has no effect on others' wait.
+        """Returns a future of the grammar of `spec`, or of a GrammarError. Cancelling it does not affect other callers.
 
-        Tenants take turns: many compilations of one hold up those of another no longer than one does. It takes a few
-        milliseconds at most, and next to nothing if the same object was submitted last.
+        Tenants take turns: many compilations of one delay those of another no longer than one does. The call takes a
+        few milliseconds at most, and almost no time if the same object was submitted last.
         """
         if not self._was_last(spec) and (excess := excess_of(spec)) is not None:
             refused: Future[Grammar] = Future()
@@ -125,15 +125,14 @@ class GrammarCompiler:
         return last is not None and last[0] is spec
 
     def compile(self, spec: GrammarSpec) -> Grammar:
-        """The grammar of `spec`. Raises GrammarError."""
+        """Returns the grammar of `spec`. Raises GrammarError."""
         return outcome(self.submit(spec))
 
     def check(self, spec: GrammarSpec, text: str, receipt: Receipt | None, tenant: str = "") -> Future[list[Finding]]:
-        """Checks a finished text against the schemas of `spec`: findings as a future, none as a rule.
+        """Checks a finished text against the schemas of `spec`; returns a future of the findings, usually none.
 
-        Control tokens are spelt out in `text`. `receipt` is that of the grammar of `spec`: of `format` it names what
-        is looked at. The future raises GrammarError if it cannot be told what is wrong, for one because that takes too
-        long.
+        Control tokens are spelt out in `text`. `receipt` is that of the grammar of `spec`: it names the formats to
+        check. The future raises GrammarError if the check cannot be completed, for example because it takes too long.
         """
         pointers = receipt.checked if receipt is not None else ()
         result: Future[list[Finding]] = Future()
@@ -143,9 +142,9 @@ class GrammarCompiler:
         return result
 
     def warm(self) -> Future[Any]:
-        """Makes ready, beside all else, what the first constraints need; the future is for who wants to wait.
+        """Prepares what the first constraints need in the background; returns a future of its end.
 
-        That is the tokenizer, a process, and whatever else is made once. Does nothing after the first constraint.
+        That is the tokenizer, a process, and whatever else is built once. Does nothing after the first constraint.
         """
         done: Future[Any] = Future()
         done.set_running_or_notify_cancel()
@@ -156,7 +155,7 @@ class GrammarCompiler:
         return done
 
     def abandon(self, future: Future[Any]) -> None:
-        """Gives up a future of `submit` or `check` that nobody waits for: what has not begun is not done."""
+        """Abandons a future of `submit` or `check` that is no longer needed; work that has not begun is dropped."""
         with self._cache.lock:
             if not self._service.drop(future):
                 return
@@ -164,14 +163,14 @@ class GrammarCompiler:
         future.set_exception(GrammarError("the constraint is no longer needed"))
 
     def close(self) -> None:
-        """Ends the workers. What is under way or waits fails with GrammarError."""
+        """Ends the workers. Running and waiting compilations fail with GrammarError."""
         self._service.close()
 
     def foresee(self, matcher: Matcher, token: int, remaining: int) -> tuple[Matcher, int]:
-        """A matcher that has accepted `token` in place of `matcher`, which stays as it is, and the token taken.
+        """Returns a matcher that has accepted `token` in place of `matcher`, which is not changed, and the token taken.
 
-        It takes as long as it takes: a second, perhaps. A table, which knows all ways to the end, is made for it of a
-        constraint that is regular. Raises MatcherError.
+        Has no time limit and may take a second. For a regular constraint a table is built first, which knows all ways
+        to the end. Raises MatcherError.
         """
         matcher = self._on_table(matcher) or matcher.copy()
         return matcher, matcher.accept(token, remaining)
@@ -197,7 +196,7 @@ class GrammarCompiler:
             return compile_loosely(spec, self.tokens)
 
     def _on_table(self, matcher: Matcher) -> Matcher | None:
-        """A matcher that is where `matcher` is, on the table of its constraint; None if there is no table in time."""
+        """Returns a matcher at the place of `matcher` on its constraint's table; None if there is no table in time."""
         with self._lock:
             tabulation = self._begin_table(matcher.tabulable)
         if tabulation is None or not wait_for([tabulation.table], TABLE_PATIENCE_S).done:
@@ -213,7 +212,7 @@ class GrammarCompiler:
         return following
 
     def _begin_table(self, grammar: Grammar | None, tenant: str = "") -> Tabulation | None:
-        """Has a table made of a regular constraint, once."""
+        """Starts to build the table of a regular constraint, once."""
         tabulation = None if grammar is None else grammar.tabulation
         if grammar is not None and tabulation is not None and tabulation.begin():
             tabulation.table.add_done_callback(lambda done: self._keep_table(tabulation.key, done))
@@ -227,7 +226,7 @@ class GrammarCompiler:
         return self._tables.grammar(answer.automaton, plain)
 
     def _keep_table(self, key: bytes, done: Future[Grammar]) -> None:
-        if done.exception() is None:  # without a table it is followed step by step
+        if done.exception() is None:  # without a table the grammar is followed step by step
             self._cache.put(key, done.result())
 
 
@@ -239,7 +238,7 @@ _REHEARSED: tuple[PlainSpec, ...] = (
     JsonSchema('{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'),
     Regex("[a-z]+"),
 )
-"""Constraints of which each goes another way: by a process, without one, and as a table."""
+"""Constraints that cover each path through the compiler: with a process, without one, and as a table."""
 
 
 def _needs_process(spec: GrammarSpec) -> bool:
@@ -253,9 +252,9 @@ def compile_grammar(
     lower_part: Callable[[PlainSpec], Lowered] | None = None,
     between_parts: Callable[[], None] = lambda: None,
 ) -> Grammar:
-    """Compiles `spec` here and now; `lower_part` writes it, or each part of it, as a grammar. Raises GrammarError.
+    """Compiles `spec` on this thread; `lower_part` lowers it, or each part of it, to a grammar. Raises GrammarError.
 
-    `between_parts` is called between parts that take a while, and may end the compilation by raising.
+    `between_parts` is called between parts that take long, and may end the compilation by raising.
     """
     lower_part = lower_part or lower
     try:
@@ -267,10 +266,10 @@ def compile_grammar(
 
 
 def compile_loosely(spec: JsonSchema, tokens: TokenTable) -> Grammar:
-    """Compiles a schema that is too much for us: its type is enforced, all else is left to the check of the value.
+    """Compiles a schema that is too complex: enforces its type and leaves the rest to the check of the value.
 
     Raises:
-        GrammarError: it is no schema, or passes a limit of size.
+        GrammarError: the schema is not valid, or exceeds a size limit.
     """
     return _compile_lowered(spec, lower_loosely(spec), tokens)
 
@@ -298,13 +297,13 @@ def _compile_lowered(spec: PlainSpec, lowered: Lowered, tokens: TokenTable) -> C
 
 
 def _plain_receipt(spec: PlainSpec) -> Receipt:
-    """Returns the receipt of a constraint that its grammar says in full."""
+    """Returns the receipt of a constraint that its grammar enforces in full."""
     mode = spec.policy if isinstance(spec, JsonSchema) else "exact"
     return Receipt(mode=mode, enforced=(str(spec.__struct_config__.tag),))
 
 
 def _check_start(state: GrammarState, tokens: TokenTable, spec: PlainSpec) -> None:
-    """Raises GrammarError if nothing can be generated. The state remembers its mask, as all copies of it do."""
+    """Raises GrammarError if nothing can be generated. The state and all its copies keep the computed mask."""
     mask = np.zeros(tokens.num_words, dtype=np.int32)
     state.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
     if state.is_error():
@@ -314,7 +313,7 @@ def _check_start(state: GrammarState, tokens: TokenTable, spec: PlainSpec) -> No
 
 
 def _lower_elsewhere(spec: PlainSpec, turn: Turn) -> Lowered:
-    """Lowers `spec` in a process of its own, unless that is plainly no work."""
+    """Lowers `spec` in a worker process, unless that is plainly little work."""
     if is_small(spec):
         return lower(spec)
     try:
@@ -326,7 +325,7 @@ def _lower_elsewhere(spec: PlainSpec, turn: Turn) -> Lowered:
 
 
 def _check_parts(spec: GrammarSpec, text: str, pointers: Sequence[str], turn: Turn) -> list[Finding]:
-    """Checks each part of `text`; one that fits none of its schemas is judged by the first, an exact one if any is."""
+    """Checks each part of `text`. Reports one that fits none of its schemas by the first, exact ones before others."""
     formats = {schema: checked_formats(schema.schema, pointers) for schema in all_schemas(spec)}
     findings: list[Finding] = []
     for part in json_parts(spec, text):

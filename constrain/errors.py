@@ -16,14 +16,14 @@ from __future__ import annotations
 from typing import Final
 
 MAX_QUOTED = 500
-"""Characters that an error quotes of what it is about."""
+"""Most characters quoted from a client's text in an error."""
 
 MAX_REASON = 1000
-"""Characters of a reason, which may quote several times."""
+"""Most characters of a reason, which may contain several quotations."""
 
 
 def quoted(text: str) -> str:
-    """Returns the text in quotes for an error; of a long one, its beginning."""
+    """Returns the text in quotes for an error, shortened to its beginning if it is long."""
     shown = repr(text[: MAX_QUOTED + 1])
     if len(text) <= MAX_QUOTED and len(shown) <= MAX_QUOTED + 2:
         return shown
@@ -31,7 +31,7 @@ def quoted(text: str) -> str:
 
 
 def cut(text: str, most: int = MAX_QUOTED) -> str:
-    """Returns the text for an error; of a long one, its beginning: `most` characters, what says that included."""
+    """Returns the text for an error, shortened to `most` characters, the note about that included."""
     if len(text) <= most:
         return text
     mark = _cut_mark(text)
@@ -45,7 +45,7 @@ def _cut_mark(text: str) -> str:
 class GrammarError(ValueError):
     """The constraint cannot be used. `path` is a JSON pointer into the schema ("" for its root) or "".
 
-    Where either is long, it is cut: what is quoted in them comes from clients, and messages are kept and sent.
+    Long messages and paths are cut: they quote clients' texts, and are kept and sent.
     """
 
     code = "invalid_grammar"
@@ -92,17 +92,17 @@ class CompileLateError(GrammarError):
 REFUSALS: Final[dict[str, type[GrammarError]]] = {
     kind.code: kind for kind in (GrammarError, InvalidSchemaError, UnsupportedKeywordError, GrammarTooComplexError)
 }
-"""Kinds of GrammarErrors by their codes, which are all that travels of them."""
+"""Classes of GrammarErrors by their codes: only the code is sent between processes."""
 
 
 class MatcherError(RuntimeError):
-    """A matcher was asked for something impossible; its generation must end, and nothing else."""
+    """A matcher was asked for something impossible; its generation must end, but no other."""
 
     code = "grammar_dead_end"
 
 
 class SearchLateError(MatcherError):
-    """The search for a way to the end takes longer than was allowed. The matcher is as before."""
+    """The search for a way to the end takes longer than allowed. The matcher is unchanged."""
 
 
 class BusyMachineError(MatcherError):

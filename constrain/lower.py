@@ -1,4 +1,4 @@
-"""Writes each kind of constraint as a grammar for the grammar compiler (llguidance), and says what that objects to."""
+"""Lowering of each kind of constraint to a grammar for llguidance, and translation of its error messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LARK_TOKENS = regex.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|(?://|#)[
 
 
 def lower(spec: GrammarSpec) -> Lowered:
-    """The grammar of `spec`. Raises GrammarError."""
+    """Returns the grammar of `spec`. Raises GrammarError."""
     match spec:
         case JsonSchema():
             from .json_schema.lower import lower_schema  # noqa: PLC0415  forty modules, which not every engine needs
@@ -45,7 +45,7 @@ def lower(spec: GrammarSpec) -> Lowered:
 
 
 def _whole(pattern: str) -> str:
-    """`pattern` without the anchors at its ends, which say nothing about a whole match."""
+    """Returns `pattern` without the anchors at its ends, which are redundant in a whole match."""
     if not pattern:
         raise GrammarError("the regular expression is empty")
     if len(pattern) > MAX_PATTERN_LENGTH:
@@ -99,9 +99,9 @@ _LIMITS = ("too complex", "limit", "fuel", "too many", "too large", "too deep", 
 
 
 def to_grammar_error(message: str, spec: GrammarSpec) -> GrammarError:
-    """The error to raise for the compiler's `message` about `spec`.
+    """Returns the error to raise for the compiler's `message` about `spec`.
 
-    Of a JSON Schema it sees only the grammar that we wrote for it, which is right but may be more than it can take.
+    For a JSON Schema the compiler sees only our grammar, which is correct but may be too large for it.
     """
     text = cut(" ".join(message.split()))
     if isinstance(spec, JsonSchema):
@@ -113,10 +113,10 @@ def to_grammar_error(message: str, spec: GrammarSpec) -> GrammarError:
 
 
 def lower_loosely(spec: JsonSchema) -> Lowered:
-    """The grammar of its type alone; all else is left to the check of the value.
+    """Returns the grammar of the schema's type alone; the rest is left to the check of the value.
 
     Raises:
-        GrammarError: it is no schema, or passes a limit of size.
+        GrammarError: the schema is not valid, or exceeds a size limit.
     """
     schema = parse_schema(spec.schema)
     kept = {"type": schema["type"]} if isinstance(schema, dict) and "type" in schema else {}
@@ -125,7 +125,7 @@ def lower_loosely(spec: JsonSchema) -> Lowered:
     return msgspec.structs.replace(lowered, receipt=receipt)
 
 
-# Schemas of types, of which other threads than the compiler's write the grammar
+# Plain schemas, which any thread may lower
 
 MAX_LOWERED_CHARS = 4096
 MAX_LOWERED_DEPTH = 16
@@ -138,18 +138,18 @@ _LOWERED = frozenset(
     | {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength", "minItems", "maxItems"}
     | {"pattern", "format", "contentEncoding", "$defs", "definitions", "$ref"}
 )
-"""Keywords of schemas of types. Each is about one place only: writing its grammar takes no search."""
+"""Keywords of plain schemas. Each concerns one place only, so that lowering it takes no search."""
 
 
 def lower_if_plain(spec: JsonSchema) -> Lowered | None:
-    """The schema's grammar, if writing it is certain to take little time: some 5 ms for each 1,000 characters. Raises
-    GrammarError."""
+    """Returns the schema's grammar if lowering it is certain to be quick, about 5 ms per 1,000 characters; else None.
+    Raises GrammarError."""
     schema = parse_schema(spec.schema)
     return lower(spec) if len(spec.schema) <= MAX_LOWERED_CHARS and _is_plain(schema) else None
 
 
 def _is_plain(schema: Any) -> bool:
-    """Tells whether writing its grammar is certain to take little time."""
+    """Returns True if lowering the schema is certain to be quick."""
     stack: list[tuple[Any, int]] = [(schema, 0)]
     while stack:
         node, depth = stack.pop()

@@ -1,4 +1,4 @@
-"""A constraint written as a grammar: plain data, so that it can be made in another process."""
+"""Lowered constraints: grammars as plain data, so that another process can produce them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .regex.automaton import Conjunction
 
 
 class Tabulate(msgspec.Struct, frozen=True, tag="tabulate"):
-    """Make the automaton of regular expressions (Rust syntax), or (without any) of words. Answered by Tabulated."""
+    """Asks for the automaton of regular expressions (Rust syntax) or, without any, of words. Answer: Tabulated."""
 
     parts: tuple[Conjunction, ...] = ()
     words: tuple[str, ...] = ()
 
 
 class Lowered(msgspec.Struct, frozen=True):
-    """A grammar's source.
+    """Source of a grammar.
 
     json       its words are JSON texts
     ambiguous  a word may have many derivations, which a parser follows all at once
@@ -26,8 +26,8 @@ class Lowered(msgspec.Struct, frozen=True):
     words      texts that strings are likely to need
     receipt    what the grammar enforces, and what must be checked on the finished value
     witness    a short word, if one is known
-    distinct   where elements or keys must differ in ways that the grammar does not see to
-    table      what makes the automaton of its words; None if they are not known to be regular
+    distinct   places whose elements or keys must differ in ways that the grammar does not enforce
+    table      job that builds the automaton of its words; None if they are not known to be regular
     """
 
     source: str

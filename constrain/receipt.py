@@ -11,14 +11,14 @@ Policy = Literal["exact", "best_effort"]
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """A fault of a value: where in it (a JSON pointer), and a sentence."""
+    """A fault of a value: its place, as a JSON pointer, and a sentence."""
 
     pointer: str
     message: str
 
 
 class Finding(NamedTuple):
-    """A violation, and by the policy of which schema."""
+    """A violation with the policy of the schema that it violates."""
 
     violation: Violation
     policy: Policy
@@ -27,7 +27,7 @@ class Finding(NamedTuple):
 class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Account of how a constraint is kept. It is sent with each generation, so its lists are bounded: see `Pointers`.
 
-    mode          its policy: what "exact" cannot keep it refuses; "best_effort" refuses no valid schema. A constraint
+    mode          its policy: "exact" refuses what it cannot keep; "best_effort" refuses no valid schema. A constraint
                   of several schemas is "best_effort" if one of them is
     enforced      keywords that the mask enforces, sorted
     checked       JSON pointers of keywords that are checked on the finished value; the root ("") where all of them are.

@@ -68,7 +68,7 @@ class Structural(msgspec.Struct, frozen=True, tag="structural", forbid_unknown_f
     tags            the tags that may follow
     at_least_one    the text must contain a tag
     stop_after_first    the text ends after the first tag
-    free_text       False: nothing but tags (one after another)
+    free_text       False: only tags, one after another
     reasoning_end   text that closes a reasoning section: nothing is constrained before it (None: none)
     reasoning_budget    tokens after which that text must have come (None: any number)
     then            constraint of the whole text after the reasoning section, instead of `tags`
@@ -87,7 +87,7 @@ class Structural(msgspec.Struct, frozen=True, tag="structural", forbid_unknown_f
 GrammarSpec = JsonSchema | Regex | Choice | Lark | Gbnf | Structural
 
 MAX_SPEC_CHARS = 1_000_000
-"""Characters of all texts in a spec."""
+"""Most characters of all texts in a spec."""
 
 
 def spec_chars(spec: GrammarSpec | None) -> int:

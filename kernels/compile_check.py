@@ -1,4 +1,4 @@
-"""Compiles every Triton kernel for GPUs that are not there, and reads what each needs of one.
+"""Compiles every Triton kernel for GPUs that need not be present, and reads the resources that each needs.
 
     python -m bough.kernels.compile_check --target 80 --target 90
 
@@ -58,7 +58,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Finding:
-    """Needs of one case, compiled for one compute capability; `error` is None if it compiled."""
+    """Resources of one case, compiled for one compute capability; `error` is None if it compiled."""
 
     module: str
     case: str
@@ -69,7 +69,7 @@ class Finding:
 
     @property
     def fault(self) -> str | None:
-        """Reason why this must not be launched; None if it may be."""
+        """Reason why the kernel must not be launched; None if it may be."""
         if self.error is not None:
             return self.error
         needs, limit, faults = self.needs, SHARED_LIMIT[self.target] * 1024, []
@@ -82,7 +82,7 @@ class Finding:
         return "; ".join(faults) or None
 
     def row(self) -> tuple[str, ...]:
-        """Its cells under `_COLUMNS`."""
+        """Returns its table cells, by `_COLUMNS`."""
         registers, spilled, shared, *counts = astuple(self.needs)
         cells = map(str, (registers, spilled, f"{shared / 1024:.1f} KiB", *counts, f"{self.seconds:.1f}"))
         return (self.module, self.case, f"sm_{self.target}", *cells, self.fault or "ok")
@@ -107,14 +107,14 @@ def cases_of(module: str) -> list[CompileCase]:
 
 
 def applies(case: CompileCase, target: int) -> bool:
-    """Returns true if `case` is launched on `target`."""
+    """Returns True if `case` is launched on `target`."""
     fits = case.roomy is None or case.roomy == (SHARED_LIMIT[target] >= _ROOMY)
     knows = target >= _FLOAT8_SINCE or not any("fp8" in kind for kind in case.signature.values())
     return fits and knows and case.since <= target < case.before
 
 
 def compile_case(case: CompileCase, target: int) -> Any:
-    """The compiled kernel, with `asm["ptx"]`, `asm["cubin"]` and `metadata`.
+    """Returns the compiled kernel, with `asm["ptx"]`, `asm["cubin"]` and `metadata`.
 
     Raises:
         ValueError: the case does not fit its kernel's arguments.
@@ -137,7 +137,7 @@ def compile_case(case: CompileCase, target: int) -> Any:
 
 
 def inspect(module: str, name: str, target: int) -> Finding:
-    """Compiles one case and reads what came out; an error of the compiler is a finding too."""
+    """Compiles one case and reads its resources; an error of the compiler is a finding too."""
     began = time.monotonic()
     case = next(case for case in cases_of(module) if case.name == name)
     try:
@@ -160,7 +160,7 @@ def inspect(module: str, name: str, target: int) -> Finding:
 
 
 def list_work(modules: Iterable[str], targets: Iterable[int]) -> dict[Place, str]:
-    """Every case of `modules` on every target that it is for, in this order, and the digest of each."""
+    """Lists every case of `modules` on each of its targets, in this order, with its digest."""
     return {
         (module, case.name, target): digest_of(case, target)
         for module in modules
@@ -171,17 +171,17 @@ def list_work(modules: Iterable[str], targets: Iterable[int]) -> dict[Place, str
 
 
 def inspect_all(work: Sequence[Place], *, num_workers: int) -> list[Finding]:
-    """Compiles cases, and reads what came out."""
+    """Compiles cases and reads their resources."""
     if num_workers <= 1 or len(work) <= 1:
         return [inspect(*item) for item in work]
-    # `fork` shares what is imported. It is safe here: nothing has started a thread yet.
+    # `fork` shares imported modules. It is safe here, since no thread has been started yet.
     with ProcessPoolExecutor(num_workers, mp_context=get_context("fork")) as pool:
         return list(pool.map(inspect, *zip(*work, strict=True)))
 
 
 def inspect_changed(work: dict[Place, str], ledger: Ledger, again: int, *, num_workers: int) -> list[Finding]:
-    """Takes from `ledger` what has not changed, and compiles the rest. Of what it takes, `again` cases, evenly spread,
-    are compiled all the same: what comes out must be what the ledger says."""
+    """Takes the unchanged cases from `ledger` and compiles the others. Also compiles `again` of the unchanged ones,
+    evenly spread, to verify that the result equals the ledger's."""
     known = {item: needs for item, digest in work.items() if (needs := ledger.find(item, digest)) is not None}
     spread = list(known)[:: max(len(known) // again, 1)][:again] if again else []
     compiled = inspect_all([item for item in work if item not in known or item in spread], num_workers=num_workers)
@@ -195,7 +195,7 @@ def inspect_changed(work: dict[Place, str], ledger: Ledger, again: int, *, num_w
 
 
 def table(findings: Sequence[Finding], *, markdown: bool = False) -> str:
-    """One line a finding, as aligned columns or as a Markdown table."""
+    """Formats one line per finding, as aligned columns or as a Markdown table."""
     rows = [_COLUMNS, *(finding.row() for finding in findings)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
     if not markdown:
@@ -206,7 +206,7 @@ def table(findings: Sequence[Finding], *, markdown: bool = False) -> str:
 
 
 def _read_resources(cubin: bytes) -> tuple[int, int]:
-    """Registers, and bytes of stack and local memory, of the one kernel in `cubin`."""
+    """Returns the registers, and the bytes of stack and local memory, of the one kernel in `cubin`."""
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "kernel.cubin")
@@ -220,7 +220,7 @@ def _read_resources(cubin: bytes) -> tuple[int, int]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the table; 1 if a case has a fault."""
+    """Prints the table; returns 1 if a case has a fault."""
     parser = argparse.ArgumentParser(prog="python -m bough.kernels.compile_check", description=__doc__)
     parser.add_argument("--target", type=int, action="append", choices=sorted(SHARED_LIMIT), help="compute capability")
     parser.add_argument("--module", action="append", choices=kernel_modules(), help="default: all")

@@ -1,8 +1,8 @@
-"""Ledger of what compiled kernels need, so that a kernel that has not changed is not compiled again.
+"""Ledger of the resources of compiled kernels, so that unchanged kernels are not compiled again.
 
-A case is known by the digest of what goes into the compiler: the source of its kernel and of all that this calls, the
-constants, the options, the target. One file for each release of Triton, whose compiler and assembler do the same on
-every machine.
+A case is identified by the digest of the compiler's inputs: the source of its kernel and of all functions that it
+calls, the constants, the options, the target. There is one file for each release of Triton, whose compiler and
+assembler produce the same output on every machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Place = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class Needs:
-    """Needs of a compiled kernel, and the instructions that it has."""
+    """Resources of a compiled kernel, and its instructions."""
 
     registers: int = 0  # per thread
     spill_bytes: int = 0  # of stack and local memory, per thread
@@ -39,7 +39,7 @@ class Needs:
 
 
 def forget_lines(package: str | None) -> None:
-    """Has kernels of `package` count as the same wherever they stand in their files: Triton's keys hold the line."""
+    """Excludes line numbers from Triton's keys of kernels in `package`, so that moved kernels count as unchanged."""
     for name, module in list(sys.modules.items()):
         if name.startswith(f"{package}."):
             for value in vars(module).values():
@@ -48,7 +48,7 @@ def forget_lines(package: str | None) -> None:
 
 
 def digest_of(case: CompileCase, target: int) -> str:
-    """Digest of what goes into the compiler. Kernels' lines are forgotten before."""
+    """Returns the digest of the compiler's inputs, without line numbers of kernels."""
     parts = (
         case.kernel.cache_key,
         sorted(case.signature.items()),
@@ -59,7 +59,7 @@ def digest_of(case: CompileCase, target: int) -> str:
 
 
 class Ledger:
-    """The ledger of one release of Triton, read from `path`; empty without a file."""
+    """Ledger of one release of Triton, read from `path`; empty if there is no file."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -72,12 +72,12 @@ class Ledger:
                     self._entries[place] = digest, Needs(shape=shape, **{name: int(row[name]) for name in row})
 
     def find(self, place: Place, digest: str) -> Needs | None:
-        """Returns what a case needs; None if it is not known, or has changed."""
+        """Returns the resources of a case; None if it is not in the ledger, or has changed."""
         known, needs = self._entries.get(place, ("", None))
         return needs if known == digest else None
 
     def write(self, entries: Mapping[Place, tuple[str, Needs]]) -> None:
-        """Writes a ledger that has these entries and no others."""
+        """Writes a ledger with exactly these entries."""
         assert self._path is not None
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("w", newline="") as file:

@@ -1,4 +1,4 @@
-"""Size of the GPU, or of what stands in for one: launch configurations depend on it."""
+"""Size of the GPU or its stand-in, on which launch configurations depend."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from functools import lru_cache
 import torch
 
 _INTERPRETED_PROCESSORS = 4
-"""Without a GPU kernels are interpreted, for tests: few programs, but more than one."""
+"""Stand-in for the number of multiprocessors when kernels are interpreted in tests: small, but more than one."""
 
 
 @lru_cache
 def is_roomy(device: torch.device | str) -> bool:
-    """Tells whether a program may have 160 KiB of shared memory and more, as on A100, H100, B200, and not 99 KiB only,
-    as on RTX 30 to 50, A10, L4, L40S. The interpreter is roomy."""
+    """Returns True if a program may have at least 160 KiB of shared memory, as on A100, H100, B200, rather than 99 KiB,
+    as on RTX 30 to 50, A10, L4, L40S. True for the interpreter."""
     if torch.device(device).type != "cuda":
         return True
     capability = torch.cuda.get_device_capability(device)
@@ -22,12 +22,12 @@ def is_roomy(device: torch.device | str) -> bool:
 
 @lru_cache
 def has_tensor_memory(device: torch.device | str) -> bool:
-    """Tells whether products are summed in a memory of their own, as on B200: 512 columns for each program."""
+    """Returns True if products are summed in tensor memory, as on B200: 512 columns for each program."""
     return torch.device(device).type == "cuda" and torch.cuda.get_device_capability(device)[0] == 10
 
 
 def num_processors(device: torch.device | str) -> int:
-    """Multiprocessors of `device`, each of which runs several programs at a time."""
+    """Returns the number of multiprocessors of `device`, each of which runs several programs at a time."""
     if torch.device(device).type != "cuda":
         return _INTERPRETED_PROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -1,7 +1,7 @@
-"""Host and device exchange small arrays: several in one copy, through pinned memory, without waiting for the device.
+"""Transfers of small arrays between host and device: several per copy, through pinned memory, without synchronising.
 
-Torch's allocator of pinned memory gives a buffer out again only when the copies from or to it have been made, so that
-buffers take turns by themselves.
+Torch's allocator of pinned memory reuses a buffer only after the copies from or to it are done, so buffers alternate
+without further care.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy.typing as npt
 import torch
 
 _ALIGNMENT = 64
-"""Bytes. Kernels are compiled for pointers divisible by 16; more keeps arrays in cache lines of their own."""
+"""Bytes. Kernels are compiled for pointers divisible by 16; a larger alignment gives each array its own cache lines."""
 
 
 def upload(device: torch.device, *arrays: npt.NDArray[Any]) -> list[torch.Tensor]:
-    """The arrays on the device, in order, each of its own dtype and shape; one copy in all."""
+    """Copies arrays to the device in one copy; returns them in order, each with its own dtype and shape."""
     if device.type != "cuda":
         return [torch.from_numpy(np.array(array, order="C")) for array in arrays]
     starts, size = [], 0
@@ -37,7 +37,7 @@ def upload(device: torch.device, *arrays: npt.NDArray[Any]) -> list[torch.Tensor
 
 
 class Download:
-    """Copies from the device that have been asked for; `wait` for them as late as possible."""
+    """Pending copies from the device; call `wait` for them as late as possible."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._event: torch.cuda.Event | None = None
@@ -49,7 +49,7 @@ class Download:
             self._host = [tensor.clone() for tensor in tensors]
 
     def done(self) -> bool:
-        """True if `wait` would not wait; if the device has failed, it is for `wait` to say so."""
+        """True if `wait` would return at once; a failure of the device is reported by `wait`."""
         try:
             return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
         except RuntimeError:

@@ -1,4 +1,4 @@
-"""The functions of the language: what a program's author imports."""
+"""Functions of the language, which authors of programs import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface to backends, which run programs, and the default backend."""
+"""Interface to backends, which run programs, and the default backend."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Control flow that the engine decides: `when` and `repeat_until`, what conditions are made of, and how blocks are
-recorded: what a variable holds after a `when`, and from turn to turn of a `repeat_until`."""
+"""Control flow decided by the engine: `when` and `repeat_until`, their conditions, and the recording of their blocks:
+the value of a variable after a `when`, and from turn to turn of a `repeat_until`."""
 
 from __future__ import annotations
 

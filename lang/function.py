@@ -1,4 +1,4 @@
-"""A decorated function: runs its body once per call, alone, in a batch, streaming, or on an event loop."""
+"""Decorated functions: run their body once per call, alone, in a batch, streaming, or on an event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The application: its routes, and the server that runs it until it has drained."""
+"""ASGI application: its routes, and the server that runs it until it has drained."""
 
 from __future__ import annotations
 

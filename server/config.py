@@ -1,4 +1,4 @@
-"""Settings of the HTTP server: one small frozen value."""
+"""Settings of the HTTP server, as one frozen value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors as clients see them: one table from exceptions and codes to statuses, one body."""
+"""Errors as clients see them: one table from exceptions and codes to statuses, and one form of body."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers while the model loads: that the process is alive, and that it takes no requests yet."""
+"""Responses while the model loads: the process is alive, but does not accept requests yet."""
 
 from __future__ import annotations
 

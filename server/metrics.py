@@ -1,4 +1,4 @@
-"""Metrics in Prometheus' text format: our own names, and aliases that existing dashboards read."""
+"""Metrics in Prometheus' text format: bough's names, and aliases for existing dashboards."""
 
 from __future__ import annotations
 

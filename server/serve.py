@@ -1,4 +1,4 @@
-"""Runs the server: takes the port, starts the engine, serves until a signal, and finishes what it has."""
+"""Runs the server: binds the port, starts the engine, serves until a signal, and finishes the accepted work."""
 
 from __future__ import annotations
 

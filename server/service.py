@@ -1,4 +1,4 @@
-"""Generations over HTTP: read, translate, run, answer; and what all routes share."""
+"""Service of generations over HTTP: reads, translates, runs and answers requests; shared parts of all routes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Benchmarks of constrained decoding: correctness, coverage and speed, of ours and of other grammar engines.
+"""Benchmarks of constrained decoding: correctness, coverage and speed of bough and of other grammar engines.
 
 Schemas and documents come in; verdicts and times go out.
 """

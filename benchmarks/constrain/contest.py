@@ -1,4 +1,4 @@
-"""Takes cases through several engines in turn, each in a process of its own, and judges their masks."""
+"""Contest of grammar engines: runs cases through each in turn, in separate processes, and judges their masks."""
 
 from __future__ import annotations
 

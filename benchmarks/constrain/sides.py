@@ -1,4 +1,4 @@
-"""Our own masks, and llguidance's, as sides of a comparison: a process for each."""
+"""Sides of a comparison of masks: bough's and llguidance's, each in a separate process."""
 
 from __future__ import annotations
 

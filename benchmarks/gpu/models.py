@@ -1,4 +1,4 @@
-"""Whole models of random weights on our engine and on others, taking turns, each in a process with its own memory."""
+"""Whole models with random weights on bough and on peers, in turn, each in a separate process."""
 
 from __future__ import annotations
 

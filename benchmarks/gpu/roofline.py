@@ -1,4 +1,4 @@
-"""Floors: the time below which no kernel, decode step or list of requests can run, from bytes and operations counted.
+"""Floors: lower bounds on the time of a kernel, a decode step or a list of requests, from its bytes and operations.
 
 The roofline model (Williams, Waterman, Patterson 2009): work that moves `bytes` through device memory and does `flops`
 operations takes at least max(bytes / bandwidth, flops / rate). Each input counts once, and so does each output.

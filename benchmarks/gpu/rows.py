@@ -1,4 +1,4 @@
-"""Rows of a GPU benchmark, the report they make up, and its table."""
+"""Rows of a GPU benchmark, the report that they form, and its table."""
 
 from __future__ import annotations
 

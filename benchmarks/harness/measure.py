@@ -1,5 +1,5 @@
-"""Runs of a workload on an engine, one program at a time or all at once: times, tokens, and the best that any prefix
-cache could do with the requests that were sent."""
+"""Runs of a workload on an engine, one program at a time or all at once: times, tokens, and the best possible hit rate
+of a prefix cache for the requests that were sent."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Models for benchmarks, none downloaded: well-known shapes with random weights, made on the device; one that costs
-next to nothing, with the tokenizer of another.
+"""Models for benchmarks, none downloaded: well-known shapes with random weights, generated on the device; and a model
+of almost no cost, with the tokenizer of another.
 
-Nothing of a benchmark's time depends on what the weights say, as long as they are not zeros.
+The time of a benchmark does not depend on the values of the weights, as long as they are not zeros.
 """
 
 from __future__ import annotations

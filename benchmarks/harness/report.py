@@ -1,6 +1,6 @@
 """Reports of benchmarks: tables, figures with units, statistics of rounds, the machine, and the files they go to.
 
-Figures are text: None, or nothing measured, is "" or "-". pictures.py beside it draws.
+Figures are text: None, or nothing measured, is "" or "-". pictures.py draws them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A bough server for a benchmark: a process of its own on a free port of this machine, and what it counts."""
+"""A bough server for a benchmark: a separate process on a free local port, and its counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shapes of well-known models, as their config.json says them; no weights, and no torch."""
+"""Shapes of well-known models, as in their config.json; no weights, and no torch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""HTTP as cheaply as Python can: many requests at once from one thread, so that who measures a server takes little of
-the processor that it needs."""
+"""Cheap HTTP client: many concurrent requests from one thread, so that a load generator takes little of the processor
+time that the server needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs of the language against the same by hand with the official `openai` client, on the same server."""
+"""Programs of the language compared with the same by hand with the official `openai` client, on the same server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thousands of programs that wait for a value at a time: what each costs in memory, and that none has a thread."""
+"""Thousands of programs that wait for a value at once: checks the memory of each, and that none has a thread."""
 
 from __future__ import annotations
 

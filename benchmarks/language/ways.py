@@ -1,5 +1,5 @@
-"""Ways to run recorded programs on a server, as one request or generation by generation from the client, and the
-workloads in each of them: times, tokens, and the same texts. Ways take turns, and the server counts what each does."""
+"""Ways to run recorded programs on a server: as one request, or generation by generation from the client. Runs each
+workload in all ways in turn; compares times, tokens and texts, with the server's counters for each."""
 
 from __future__ import annotations
 

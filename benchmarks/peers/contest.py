@@ -1,5 +1,5 @@
-"""Rounds in which our engine and a peer's take turns, be it on prompts or programs; one peer from its environment to
-its rows: set up, fresh processes, rounds, quality; and their report: ratios, rates, starts, memory, quality."""
+"""Contest with a peer: rounds of prompts or programs in which bough and the peer take turns; a peer from environment to
+rows (setup, fresh processes, rounds, quality); and the report: ratios, rates, starts, memory, quality."""
 
 from __future__ import annotations
 

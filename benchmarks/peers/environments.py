@@ -1,7 +1,7 @@
-"""Environments of peers, and the model's files as each wants them: made once, kept in the cache folder of `bough pull`.
+"""Environments of peers, and the model's files in their formats: created once, in the cache folder of `bough pull`.
 
-An environment is made by pip; what is installed in each stands in one table of pinned requirements. All forms of a
-model are made of the same GGUF file.
+An environment is created by pip from one table of pinned requirements. All formats of a model are converted from the
+same GGUF file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A side of a comparison as the benchmark sees it: a process that does one job after the other, and is idle between."""
+"""Handle of a side of a comparison: a process that does one job after another and is idle in between."""
 
 from __future__ import annotations
 

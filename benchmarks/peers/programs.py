@@ -1,6 +1,6 @@
-"""The workloads of programs, ours against each peer with its best client, in turn: time for the same programs.
+"""Program workloads on bough and on each peer with its best client, in turn: time for the same programs.
 
-All sides get them as plain data, with new texts for each round.
+All sides get the programs as plain data, with new texts for each round.
 """
 
 from __future__ import annotations

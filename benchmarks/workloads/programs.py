@@ -1,6 +1,6 @@
-"""Eleven workloads of programs, of seeded text, and what their programs share; one number scales them.
+"""Eleven program workloads of seeded text, and their shared parts; one number scales them.
 
-Questions with given answers behind a long shared preamble; many calls behind long constant instructions; programs that
+Questions with given answers after a long shared preamble; many calls after long constant instructions; programs that
 fork; fields of documents under a grammar; chats of several turns.
 """
 

@@ -1,4 +1,4 @@
-"""Work that sides of a comparison on the CPU are asked to do: one table of workloads, made anew for each round."""
+"""Prompt workloads for comparisons on the CPU: one table, generated anew for each round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seeded text of real words, so that synthetic prompts tokenise as prose does."""
+"""Seeded text of real words, so that synthetic prompts tokenise like prose."""
 
 from __future__ import annotations
 

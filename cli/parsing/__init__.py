@@ -1,2 +1,2 @@
-"""Parsing of the command line: the parser, options made from settings, the sources of their values, and the spellings
-of other engines."""
+"""Parsing of the command line: the parser, options derived from settings, the sources of their values, and the option
+names of other engines."""

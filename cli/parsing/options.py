@@ -1,4 +1,4 @@
-"""Flags made from the settings they set: one for each field of `EngineConfig`."""
+"""Flags derived from the engine's settings: one for each field of `EngineConfig`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parser of the command line: options by their whole names, and errors of one line that say what to do next."""
+"""Parser of the command line: options by their full names, and one-line errors that say what to do next."""
 
 from __future__ import annotations
 

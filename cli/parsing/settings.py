@@ -1,7 +1,7 @@
 """Values of options from a file and from the environment: command line > environment > file > default.
 
-Each option that has a name can be set by `BOUGH_<NAME>` and by a key of the TOML file that `--config` names, in the
-command's table or, for every command that has the option, above all tables.
+Each named option can be set by `BOUGH_<NAME>` and by a key of the TOML file that `--config` names: in the command's
+table or, for every command that has the option, above all tables.
 """
 
 from __future__ import annotations

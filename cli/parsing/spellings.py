@@ -1,4 +1,4 @@
-"""Options of vLLM and SGLang: those that have a counterpart here, and what to do about the others."""
+"""Options of vLLM and SGLang: their counterparts in bough, and advice on those without one."""
 
 from __future__ import annotations
 

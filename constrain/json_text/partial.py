@@ -1,4 +1,4 @@
-"""Reads a JSON text while it is being written, and shows what of its value is complete so far."""
+"""Partial JSON reader: exposes the complete part of a value while its text is being written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 
 
 class Absent:
-    """The type of `ABSENT`: nothing to show yet."""
+    """Type of `ABSENT`: nothing to show yet."""
 
     __slots__ = ()
 
@@ -23,23 +23,23 @@ ABSENT: Final = Absent()
 
 
 class Shape(Protocol):
-    """Shows the value at one place of the text. `ABSENT` leaves it out."""
+    """Conversion of the value at one place of the text. `ABSENT` leaves it out."""
 
     def member(self, name: str) -> Shape:
-        """The shape of an object's property."""
+        """Returns the shape of an object's property."""
 
     def item(self, index: int) -> Shape:
-        """The shape of an array's item."""
+        """Returns the shape of an array's item."""
 
     def whole(self, value: Any) -> Any:
-        """Shows a complete JSON value."""
+        """Converts a complete JSON value."""
 
     def begun(self, content: Any) -> Any:
-        """Shows an object (dict) or array (list) that is not complete; `content` is what has been shown of it."""
+        """Converts an incomplete object (dict) or array (list); `content` holds its converted members."""
 
 
 class Plain:
-    """Values as `json.loads` gives them."""
+    """Shape of values as `json.loads` returns them."""
 
     def member(self, name: str) -> Shape:
         return self
@@ -63,11 +63,11 @@ _SPACE = " \t\n\r"
 
 
 class _Open:
-    """An object or array that is not complete.
+    """An incomplete object or array.
 
     value      its complete members, as JSON values
-    shown      the same as `shape` shows them; nothing is shown inside an array's item that is not complete
-    name       of the member that is being written
+    shown      the same as converted by `shape`; nothing is shown inside an incomplete item of an array
+    name       name of the member that is being written
     hidden     it is, or is inside, such an item
     """
 
@@ -81,11 +81,11 @@ class _Open:
         self.name = ""
 
     def child(self) -> Shape:
-        """The shape of the value that comes next."""
+        """Returns the shape of the value that comes next."""
         return self.shape.member(self.name) if isinstance(self.value, dict) else self.shape.item(len(self.value))
 
     def put(self, value: Any) -> bool:
-        """Takes the value that comes next, complete; whether it is shown."""
+        """Adds the next value, which is complete; returns True if it is shown."""
         shown = ABSENT if self.hidden else self.child().whole(value)
         if isinstance(self.value, dict):
             self.value[self.name] = value
@@ -99,12 +99,12 @@ class _Open:
 
 
 class PartialReader:
-    """Takes a JSON text in pieces and shows the part of its value that is complete.
+    """Reads a JSON text in pieces and shows the complete part of its value.
 
     A string is complete when it is closed, a number when something follows it. An array shows its complete items; an
-    object shows its complete members, and of a member that is an object or array what is complete in that, if anything
-    is. What has been shown stays as it is: each value is converted once, and taking in the text costs time in
-    proportion to its length, however it is cut into pieces.
+    object shows its complete members, and the complete part of a member that is an object or array, if there is any.
+    What has been shown does not change. Each value is converted once, and reading takes time in proportion to the
+    length of the text, however it is cut into pieces.
 
     >>> reader = PartialReader()
     >>> reader.feed('{"name": "Ada", "tags": ["x", "y')
@@ -117,16 +117,16 @@ class PartialReader:
         self.done = False
         self._shape = shape
         self._stack: list[_Open] = []
-        self._pieces: list[str] = []  # of the string, number or literal that is being written
+        self._pieces: list[str] = []  # of the current string, number or literal
         self._escaped = False
-        self._expected = "value"  # name, colon, comma, string, number, literal; "?": or the end of what is empty
+        self._expected = "value"  # name, colon, comma, string, number, literal; "?": or the end of an empty one
         self._is_name = False
         self._root: Any = ABSENT
         self._num_shown = 0
 
     @property
     def value(self) -> Any:
-        """Returns a copy of what is complete so far, which later input does not change; ABSENT if nothing is."""
+        """Returns a copy of the complete part so far, which later input does not change; ABSENT if there is none."""
         if self.done:
             return self._shape.whole(self._root)
         depth = 0
@@ -142,7 +142,7 @@ class PartialReader:
         return inner
 
     def feed(self, text: str) -> bool:
-        """Takes more of the text; whether `value` shows more now.
+        """Reads more of the text; returns True if `value` now shows more.
 
         Raises:
             ValueError: the text is not JSON. Nothing more can be fed.
@@ -162,7 +162,7 @@ class PartialReader:
         return self._num_shown > before
 
     def finish(self) -> Any:
-        """The whole value, now that nothing follows. Raises ValueError if it is not complete."""
+        """Ends the text and returns the whole value. Raises ValueError if it is not complete."""
         if self._expected == "number" and not self._stack:
             self._end_number()
         if not self.done:
@@ -243,7 +243,7 @@ class PartialReader:
             raise ValueError(f"{char!r} is not valid here in a JSON text")
 
     def _closes(self, char: str) -> bool:
-        """Tells whether `char` ends the innermost object or array here."""
+        """Returns True if `char` ends the innermost object or array here."""
         if isinstance(self._stack[-1].value, dict):
             return char == "}" and self._expected in ("comma", "name?")
         return char == "]" and self._expected in ("comma", "value?")
@@ -259,7 +259,7 @@ class PartialReader:
         self._expected = "name?" if isinstance(value, dict) else "value?"
 
     def _put(self, value: Any) -> None:
-        """Takes a complete value to where it belongs."""
+        """Adds a complete value to its object or array."""
         self._expected = "comma"
         if self._stack:
             self._num_shown += self._stack[-1].put(value)

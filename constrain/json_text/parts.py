@@ -1,4 +1,4 @@
-"""Finds the JSON values in a finished text that schemas speak of."""
+"""Parts of a finished text that are governed by JSON schemas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SPACE = " \n\r\t"
 
 
 class Part(NamedTuple):
-    """A part of a text, and the schemas of which one must allow it. Without any, a tag should have been there."""
+    """A part of a text, and schemas of which one must allow it. An empty set means that a required tag is missing."""
 
     schemas: tuple[JsonSchema, ...]
     text: str
@@ -33,12 +33,12 @@ def json_parts(spec: GrammarSpec, text: str) -> Iterator[Part]:
 
 
 def all_schemas(spec: GrammarSpec) -> tuple[JsonSchema, ...]:
-    """Each schema in `spec`."""
+    """Returns each schema in `spec`."""
     return tuple(part for part in all_parts(spec) if isinstance(part, JsonSchema))
 
 
 def all_parts(spec: GrammarSpec) -> tuple[JsonSchema | Regex | Choice | Lark | Gbnf, ...]:
-    """Each constraint in `spec` that is written as a grammar of its own."""
+    """Returns each constraint in `spec` that has its own grammar."""
     if not isinstance(spec, Structural):
         return (spec,)
     contents = [tag.content for tag in spec.tags] + [spec.then]
@@ -47,14 +47,14 @@ def all_parts(spec: GrammarSpec) -> tuple[JsonSchema | Regex | Choice | Lark | G
 
 def _tagged(spec: Structural, text: str) -> Iterator[Part]:
     position, num_tags = 0, 0
-    # An empty beginning is everywhere: behind it, at the end of the text, there is nothing left to find.
+    # An empty beginning matches everywhere, so at the end of the text the search stops.
     while position < len(text) and not (num_tags and spec.stop_after_first):
         start, tags = _next_tags(spec, text, position)
         if not tags:
             break
         before, position = position, start + len(tags[0].begin)
         schemas = tuple(tag.content for tag in tags if isinstance(tag.content, JsonSchema))
-        if len(schemas) < len(tags):  # the text may be no value at all: the mask has seen to it
+        if len(schemas) < len(tags):  # the text need not be a value: the mask has enforced it
             position = _end_of_text(tags, text, position)
         else:
             stop = _end_of_value(text, position)
@@ -71,7 +71,7 @@ def _tagged(spec: Structural, text: str) -> Iterator[Part]:
 
 
 def _next_tags(spec: Structural, text: str, position: int) -> tuple[int, list[Tag]]:
-    """The tags that begin next: the longest beginning of those that begin first; and where that is."""
+    """Finds the position at which the next tag begins, and the tags with the longest beginning that matches there."""
     places = [
         (start, -len(tag.begin)) for tag in spec.tags if tag.begin and (start := text.find(tag.begin, position)) >= 0
     ]
@@ -84,14 +84,14 @@ def _next_tags(spec: Structural, text: str, position: int) -> tuple[int, list[Ta
 
 
 def _end_of_text(tags: Sequence[Tag], text: str, start: int) -> int:
-    """Returns where a tag with a content other than JSON ends: at the first of its ends, if it has any."""
+    """Returns the position at which a tag without JSON content ends: its first `end`, if it has any."""
     ends = [(found, -len(tag.end)) for tag in tags if tag.end and (found := text.find(tag.end, start)) >= 0]
     stop, length = min(ends, default=(start if any(not tag.end for tag in tags) else len(text), 0))
     return stop - length
 
 
 def _end_of_value(text: str, start: int) -> int | None:
-    """Returns where the JSON value that begins at `start` ends: what closes a tag may also stand in a string of it."""
+    """Returns the end of the JSON value that begins at `start`: a tag's end may also occur in one of its strings."""
     while start < len(text) and text[start] in _SPACE:
         start += 1
     try:

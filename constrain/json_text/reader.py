@@ -1,6 +1,6 @@
-"""Reads a JSON text as it is written, in pieces of any size; all states are values, so that any can be gone back to.
+"""Incremental JSON reader for pieces of any size. Its states are values, so that a matcher can return to any of them.
 
-The reader knows where an element, or a key, comes a second time; `closing` tells what makes a beginning a whole text.
+It detects repeated elements and keys; `closing` returns the text that completes a prefix.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 Value: TypeAlias = Any
-"""A JSON value, the same for equal ones: bytes for a string, str for a number or literal, a tuple, a frozenset."""
+"""Canonical form of a JSON value: bytes for a string, str for a number or literal, a tuple, a frozenset."""
 
 Seen: TypeAlias = tuple[frozenset[Value], ...]
-"""A set that grows at little cost while others keep what it was: parts of falling sizes."""
+"""Persistent set with cheap growth: parts of decreasing sizes."""
 
 MAX_DEPTH = 256
-"""Levels of arrays and objects in one that must differ from others: comparing them must not exhaust the stack."""
+"""Most nested levels in a value that must differ from others: comparing it must not exhaust the stack."""
 MAX_ZEROS = 400
-"""Digits that an exponent may add to an integer; one with more is equal only to those that are written like it."""
+"""Most digits that an exponent may add to an integer; a larger one equals only numbers with the same spelling."""
 
 LITERALS = frozenset({"true", "false", "null"})
 
@@ -37,18 +37,18 @@ _OPEN, _CLOSE, _OPEN_OBJECT = b"[{", b"]}", ord("{")
 
 
 NOWHERE = -1
-"""The state of a value that needs no looking at, nor does anything in it."""
+"""State of a value in which nothing needs to be examined."""
 
 
 class PathState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Knowledge of the value at some place of an instance.
+    """Knowledge about the value at a place of an instance.
 
-    items, keys              if it is an array, no two elements are equal; if it is an object, no two keys are
-    most_items, most_keys    how many different ones there are at all, if that is known
+    items, keys              an array's elements must differ; an object's keys must differ
+    most_items, most_keys    number of different ones that exist at all, if known
     scarce                   they may run out: there are few at some place
-    open                     strings among them, or keys, may go on in any way from wherever they could end
-    prefix, rest             the states of an array's elements
-    names, other             the states of an object's values, by key
+    open                     strings among them, or keys, may continue in any way wherever they could end
+    prefix, rest             states of an array's elements
+    names, other             states of an object's values, by key
     """
 
     items: bool = False
@@ -63,12 +63,12 @@ class PathState(msgspec.Struct, frozen=True, omit_defaults=True):
     other: int = NOWHERE
 
     def steps(self) -> Iterator[int]:
-        """The states of all that is in it."""
+        """Yields the states of all its children."""
         yield from (*self.prefix, self.rest, *(following for _, following in self.names), self.other)
 
 
 class DistinctPaths(msgspec.Struct, frozen=True):
-    """An automaton over the places of an instance: state 0 is the whole value.
+    """Automaton over the places of an instance: state 0 is the whole value.
 
     pointers    JSON pointers of the keywords that it takes care of; the root ("") stands for too many of them
     """
@@ -78,11 +78,11 @@ class DistinctPaths(msgspec.Struct, frozen=True):
 
 
 class DuplicateError(Exception):
-    """State of a text that is, or can only become, an element or key that is there already; or too deep to tell."""
+    """The text repeats an element or key, or can only become one that exists already; or it is nested too deeply."""
 
 
 class Mode(IntEnum):
-    """The part of the text that the next byte belongs to."""
+    """Part of the text that the next byte belongs to."""
 
     FIRST = 0
     """The first element or key, or the closing bracket."""
@@ -100,17 +100,17 @@ class Mode(IntEnum):
 
 
 class Frame(NamedTuple):
-    """An array or object that is not complete.
+    """An incomplete array or object.
 
-    state       what is known of it by its place
+    state       knowledge about its place
     seen        its elements, or keys, so far, if they must differ; else None
-    num_seen    how many there are, of at most `most`
+    num_seen    number of these, of at most `most`
     tracked     its value matters: it is, or is in, an element that must differ from others
-    watched     this is so of it or of something it is in
-    children    the values of its elements, or of its keys as pairs, if it is tracked
-    num_read    how many elements, or keys with values, are complete
+    watched     its elements or keys must differ, or those of an array or object around it
+    children    values of its elements, or key-value pairs, if it is tracked
+    num_read    number of complete elements, or keys with values
     name        the last key
-    depth       how many tracked ones it is in
+    depth       number of tracked ones around it
     """
 
     below: Frame | None
@@ -128,7 +128,7 @@ class Frame(NamedTuple):
 
     @property
     def differs(self) -> bool:
-        """True of an array whose elements must differ."""
+        """True for an array whose elements must differ."""
         return self.seen is not None and not self.is_object
 
 
@@ -136,7 +136,7 @@ class Scan(NamedTuple):
     """State of a text: the innermost array or object, and the string, number or literal that has begun.
 
     text       its content so far in UTF-8 with escapes resolved, if `keeps`; the rest of a literal
-    pending    an escape that is not complete, in the text's own bytes; all of a literal
+    pending    an incomplete escape, in the bytes of the text; all of a literal
     keeps      the content matters
     """
 
@@ -156,7 +156,7 @@ class Reader:
         self.start = Scan(Frame(None, False, PathState(rest=0)), Mode.NEXT)
 
     def feed(self, scan: Scan, data: bytes) -> Scan:
-        """Reads on. Raises DuplicateError."""
+        """Reads more of the text; returns the new state. Raises DuplicateError."""
         position = 0
         while position < len(data):
             if scan.mode == Mode.STRING or scan.mode == Mode.KEY:
@@ -167,7 +167,7 @@ class Reader:
         return scan
 
     def _string(self, scan: Scan, data: bytes, position: int) -> tuple[Scan, int]:
-        """Reads on inside a string, until it ends at most."""
+        """Reads more of a string, at most to its end."""
         frame, mode, text, pending, keeps = scan
         while position < len(data):
             if pending:
@@ -215,7 +215,7 @@ class Reader:
         return self._scalar(frame, mode, byte)
 
     def _scalar(self, frame: Frame, mode: Mode, byte: int) -> Scan:
-        """The first byte of a string, number or literal."""
+        """Reads the first byte of a string, number or literal."""
         if byte == _QUOTE and frame.is_object and mode != Mode.VALUE:
             return Scan(frame, Mode.KEY, keeps=frame.tracked or frame.state is not None)
         keeps = frame.tracked or frame.differs
@@ -250,7 +250,7 @@ class Reader:
         )
 
     def _child(self, frame: Frame) -> PathState | None:
-        """Returns what is known of the value that comes next."""
+        """Returns the knowledge about the value that comes next."""
         state = frame.state
         if state is None:
             return None
@@ -263,14 +263,14 @@ class Reader:
 
 READER = Reader(DistinctPaths((), ()))
 START = Scan(Frame(None, False, None), Mode.NEXT)
-"""Reads texts in which nothing has to differ, from their start."""
+"""Initial state for texts in which nothing has to differ."""
 
 
 def closing(scan: Scan, tail: bytes, value: bytes = b"null") -> bytes:
-    """The shortest text that makes what was read a whole JSON text; empty if it is one.
+    """Returns the shortest text that completes a prefix of a JSON text; empty if it is complete.
 
-    `tail` are the last bytes that were read, three at least if there are as many; `value` stands where a value is
-    missing. What was read must be a beginning of JSON: what a grammar of JSON texts let through.
+    `tail` holds the last bytes that were read, at least three if there are as many; `value` is inserted where a value
+    is missing. What was read must be a prefix of JSON, as ensured by a grammar of JSON texts.
     """
     frame, mode, text, pending, _ = scan
     result = b""
@@ -295,11 +295,11 @@ def closing(scan: Scan, tail: bytes, value: bytes = b"null") -> bytes:
 
 
 _SECOND_BYTES = {0xE0: b"\xa0", 0xED: b"\x80", 0xF0: b"\x90", 0xF4: b"\x80"}
-"""A right second byte for each first byte of UTF-8 after which it is not free."""
+"""A valid second byte for each first byte of UTF-8 that restricts it."""
 
 
 def _rest_of_character(tail: bytes) -> bytes:
-    """The bytes that a character needs of which `tail` holds the beginning only, if it ends so."""
+    """Returns the bytes that complete the UTF-8 character at the end of `tail`; empty if it is complete."""
     for back in range(1, min(len(tail), 3) + 1):
         lead = tail[-back]
         if lead >= 0xC0:
@@ -311,19 +311,19 @@ def _rest_of_character(tail: bytes) -> bytes:
 
 
 def is_seen(seen: Seen | None, value: Value) -> bool:
-    """Tells whether `value` is among them."""
+    """Returns True if `value` is in `seen`."""
     return seen is not None and any(value in part for part in seen)
 
 
 def all_seen(seen: Seen) -> Iterator[Value]:
-    """Each of them."""
+    """Yields each value in `seen`."""
     for part in seen:
         yield from part
 
 
 @lru_cache(maxsize=4096)
 def number_value(text: bytes) -> str | None:
-    """Returns a key that equal numbers share, exactly or as floating point numbers; None for a part of one."""
+    """Returns a key shared by equal numbers, exact or as floating point numbers; None for an incomplete one."""
     if text[-1:] in b"+-.eE":
         return None
     digits = text.removeprefix(b"-")
@@ -347,7 +347,7 @@ def number_value(text: bytes) -> str | None:
 
 
 def _with_key(frame: Frame, name: bytes) -> Scan:
-    """After the key `name`."""
+    """Returns the state after the key `name`."""
     seen, num_seen = frame.seen, frame.num_seen
     if seen is not None:
         if is_seen(seen, name):
@@ -359,7 +359,7 @@ def _with_key(frame: Frame, name: bytes) -> Scan:
 
 
 def _with_value(frame: Frame, value: Value) -> Scan:
-    """After an element, or the value of the last key."""
+    """Returns the state after an element, or after the value of the last key."""
     below, is_object, state, seen, num_seen, most, tracked, watched, children, num_read, name, depth = frame
     if seen is not None and not is_object:
         if is_seen(seen, value):
@@ -374,7 +374,7 @@ def _with_value(frame: Frame, value: Value) -> Scan:
 
 
 def _value_of(frame: Frame) -> Value:
-    """The value of a complete array or object, as far as it matters."""
+    """Returns the value of a complete array or object, as far as it matters."""
     if not frame.tracked:
         return None
     return frozenset(dict(frame.children).items()) if frame.is_object else frame.children

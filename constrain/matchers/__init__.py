@@ -1,4 +1,4 @@
-"""Matchers, the positions of generations in their grammars: masks, accepted and forced tokens, short completions.
+"""Matchers: the positions of generations in their grammars, with masks, accepted and forced tokens, short completions.
 
-A compiled grammar comes in, one matcher a generation goes out. `interface` is the seam to the engine.
+Compiled grammars come in; a matcher for each generation goes out. `interface` is the interface to the engine.
 """

@@ -1,4 +1,4 @@
-"""Finds short ways to complete the word that a matcher is in, and keeps those that take long to find."""
+"""Search for short completions of the word that a matcher is in; those that take long to find are cached."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ BEAM_WIDTH = 12
 MAX_CHILDREN = 64
 MAX_WORDS = 24
 MAX_NAMES = 64
-"""Names that are tried for a key, of those that objects need."""
+"""Most names tried for a key, of those that objects need."""
 SEARCH_TIME_S = 1.0
 """Processor time of one search: where items must differ, each state costs a millisecond."""
 MOST_SEARCH_S = 30.0
 """Time that it may take on a machine that has other things to do; then it is late, and nothing is said of the word."""
 MAX_EXPANSIONS = 1_500
 MAX_AIMLESS_STEPS = 4
-"""Steps of mere content after which the greedy search looks around for a way out."""
+"""Steps of mere content after which the greedy search tries a breadth-first way out."""
 
 Mask = npt.NDArray[np.uint32]
 
@@ -41,7 +41,7 @@ SLOW_S = 0.002
 
 @dataclass(slots=True)
 class _Known:
-    """A way to the end from one state, or a budget for which none was found. Who seeks holds `lock`."""
+    """A completion from one state, or a budget within which none was found. A search holds `lock`."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     way: list[int] | None = None
@@ -54,9 +54,9 @@ class _Known:
 class Completer:
     """Searches for completions. Thread-safe; holds no state of a generation.
 
-    The search is greedy, knowing what brings a JSON text nearer to its end. Where that leads nowhere (a string with a
-    pattern, a regular expression) a beam looks for a place from which it does, or for the end. `names` are keys that
-    objects are likely to need, `words` texts that strings are.
+    The search is greedy and prefers tokens that bring a JSON text nearer to its end. Where that fails (a string with a
+    pattern, a regular expression), a beam search looks for the end or for a state from which it succeeds. `names` are
+    keys that objects are likely to need, `words` texts that strings are likely to need.
     """
 
     def __init__(self, tokens: TokenTable, *, json: bool, names: Iterable[str] = (), words: Iterable[str] = ()) -> None:
@@ -71,7 +71,7 @@ class Completer:
         self._ways: OrderedDict[tuple[int, ...], _Known] = OrderedDict()
         self._num_way_tokens = 0
 
-    # Made when they are first needed: most words are never sought.
+    # Computed on demand: most completions are never needed.
 
     @cached_property
     def _keys(self) -> list[int]:
@@ -101,7 +101,7 @@ class Completer:
 
     @cached_property
     def _text(self) -> _Preference:
-        return _Preference(self._tokens.known("adgz_/:;@ "))  # in no number
+        return _Preference(self._tokens.known("adgz_/:;@ "))  # never in a number
 
     @cached_property
     def _quotes(self) -> _Preference:
@@ -121,20 +121,20 @@ class Completer:
 
     @property
     def _around_quote(self) -> tuple[list[int], list[int]]:
-        """Returns what ends values, up to the quotation mark, and what else stands between them."""
+        """Returns the tokens that end values, up to the quotation mark, and the other ones between values."""
         between, in_string = self._tokens.between, self._tokens.in_string
         quote = between.index(in_string[-1]) + 1 if in_string else 0
         return between[:quote], between[quote:]
 
     def _spellings(self, name: str) -> list[list[int]]:
-        """A key with its colon, as it may come after what stands before it."""
+        """Returns the tokenisations of a key with its colon, by what may stand before it."""
         if name not in self._spelled:
             key = jsonlib.dumps(name, ensure_ascii=False) + ":"
             self._spelled[name] = [self._tokens.encode((lead + key).encode()) for lead in (", ", " ", "")]
         return self._spelled[name]
 
     def search(self, matcher: GrammarState, max_tokens: int, patience_s: float | None = None) -> list[int] | None:
-        """Tokens, at most `max_tokens`, that complete the word; None if none were found. Leaves `matcher` as it is.
+        """Returns at most `max_tokens` tokens that complete the word; None if none were found. Leaves `matcher` as is.
 
         Raises:
             SearchLateError: it takes longer than `patience_s`.
@@ -213,21 +213,21 @@ class Completer:
         return tokens if tokens and self.completes(start, tokens) else self.search(start, max_tokens)
 
     def completes(self, matcher: GrammarState, tokens: list[int]) -> bool:
-        """Returns whether `tokens` complete the word."""
+        """Returns True if `tokens` complete the word."""
         trial = matcher.deep_copy()
         return _takes(trial, tokens) and trial.is_accepting()
 
     def _step(self, trial: GrammarState, used: Counter[str]) -> list[int]:
-        """Returns what seems to lead to the end soonest; empty if there is nothing."""
+        """Returns the tokens that seem to lead to the end soonest; empty if there are none."""
         step = self._next(trial)
         if len(step) == 1 and step[0] in self._openings:
             return self._name(trial, used) or step
         return step
 
     def _name(self, trial: GrammarState, used: Counter[str]) -> list[int]:
-        """A key that objects need, where a key may begin; those that were written least often come first.
+        """Returns a key that objects need, where a key may begin; the least used ones come first.
 
-        Otherwise the shortest key would do, again and again, and what is required would never come.
+        Otherwise the shortest key would be written again and again, and required ones never.
         """
         for name in sorted(self._names, key=used.__getitem__):
             for step in self._spellings(name):
@@ -237,13 +237,13 @@ class Completer:
         return []
 
     def _next(self, trial: GrammarState) -> list[int]:
-        """The token that seems to lead to the end soonest; empty if there is none."""
+        """Returns the token that seems to lead to the end soonest; empty if there is none."""
         forced = trial.compute_ff_bytes()
         if forced:  # so few that the model's tokens for them depend on what follows
             token = self._tokens.prefix(forced)
             return [] if token is None else [token]
         mask = self._mask(trial)
-        # Both brackets are allowed within strings only: elsewhere it is known which one is open.
+        # Both brackets are allowed only within strings: elsewhere just one can close what is open.
         preference = self._in_string if self._brackets.allowed(mask).size == 2 else self._between
         return [int(token) for token in preference.allowed(mask)[:1]] or self._any(mask)
 
@@ -254,19 +254,19 @@ class Completer:
         return mask
 
     def _any(self, mask: Mask) -> list[int]:
-        """The lowest allowed token that is not the end of sequence."""
+        """Returns the lowest allowed token that is not the end of sequence."""
         bits = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
         return [int(token) for token in bits if int(token) not in self._tokens.eos_ids][:1]
 
     def _way_out(self, start: GrammarState, max_tokens: int, time_left: _TimeLeft) -> list[int] | None:
-        """Tokens after which the word may end, or the string of a JSON text; found breadth first, within bounds."""
+        """Finds tokens after which the word, or a string of a JSON text, may end, by a bounded breadth-first search."""
         beam: list[tuple[GrammarState, list[int], Mask]] = [(start.deep_copy(), [], self._mask(start))]
         num_expansions = 0
         seen: set[int] = set()
         while beam and num_expansions < MAX_EXPANSIONS:
             following: list[tuple[GrammarState, list[int], Mask]] = []
             again: list[tuple[GrammarState, list[int], Mask]] = []
-            seen_now: set[int] = set()  # states of one length that allow the same tokens are taken for one
+            seen_now: set[int] = set()  # states of one length with the same mask count as one
             for state, path, mask in beam:
                 for step in self._steps(state, mask):
                     if not time_left:
@@ -289,7 +289,7 @@ class Completer:
         return None
 
     def _leads_on(self, mask: Mask) -> bool:
-        """Returns whether a string or a number of a JSON text can end where `mask` is what is allowed."""
+        """Returns True if a string or a number of a JSON text can end where `mask` holds the allowed tokens."""
         if self._quotes.allowed(mask).size:
             return True
         return bool(self._ends.allowed(mask).size) and not self._text.allowed(mask).size
@@ -303,7 +303,7 @@ class Completer:
 
 
 def _takes(state: GrammarState, tokens: list[int]) -> bool:
-    """Advances `state`; returns whether all `tokens` could be consumed."""
+    """Advances `state`; returns True if all `tokens` could be consumed."""
     if state.try_consume_tokens(tokens) == len(tokens):
         return True
     _check(state)
@@ -338,7 +338,7 @@ class _TimeLeft:
 
 
 class _Preference:
-    """Tokens in order of preference, looked up in a mask all at once."""
+    """Tokens in order of preference, tested against a mask all at once."""
 
     def __init__(self, tokens: Iterable[int]) -> None:
         self._tokens = np.array(list(dict.fromkeys(tokens)), dtype=np.int64)

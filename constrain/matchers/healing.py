@@ -1,4 +1,4 @@
-"""Token healing: a generation whose first bytes are given, in whatever tokens, before its grammar begins."""
+"""Token healing: constrains a generation to begin with given bytes, in any tokens, before its grammar begins."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Ids = npt.NDArray[np.int64]
 Pairs = Sequence[tuple[bytes, int]]
 
 _LAST = b"\xff" * 64
-"""Sorts behind what goes on after a common beginning; no token holds so many bytes that are no UTF-8."""
+"""Sorts after all continuations of a common prefix: no token holds that many bytes that are not UTF-8."""
 
 
 class Crossing:
-    """Tokens and what each writes beyond the text: `pairs` of both, none of them empty, in order. Immutable."""
+    """Tokens that extend beyond a text, in `pairs` with the bytes that each writes beyond it, sorted. Immutable."""
 
     def __init__(self, pairs: Pairs, tokens: TokenTable) -> None:
         self.pairs = pairs
@@ -31,26 +31,26 @@ class Crossing:
 
     @cached_property
     def ids(self) -> Ids:
-        """The tokens."""
+        """Ids of the tokens."""
         return _ids(token for _, token in self.pairs)
 
     @property
     def whole(self) -> tuple[Ids, Ids]:
-        """The tokens that write beyond the text what is another token's text; and for each of them that token."""
+        """Tokens whose bytes beyond the text are the whole text of another token; and for each, that token."""
         return self._parts[0]
 
     @property
     def groups(self) -> dict[int, Crossing]:
-        """The others, by the longest token that what they write begins with: what each writes after that."""
+        """The other tokens with what each writes after it, by the longest token that begins their bytes."""
         return self._parts[1]
 
     def after(self, text: bytes) -> Crossing:
-        """The tokens that write `text` and more, with what that is."""
+        """Returns the tokens that write `text` and more, with the bytes after it."""
         start, stop = bisect_left(self.pairs, (text, 1 << 62)), bisect_left(self.pairs, (text + _LAST, 0))
         return Crossing([(beyond[len(text) :], token) for beyond, token in self.pairs[start:stop]], self._tokens)
 
     def within(self, text: bytes) -> list[int]:
-        """The tokens that write no more than the beginning of `text`."""
+        """Returns the tokens that write only a prefix of `text`."""
         found = []
         for length in range(1, len(text) + 1):
             place = bisect_left(self.pairs, (text[:length], 0))
@@ -66,7 +66,7 @@ class Crossing:
         groups: dict[int, list[tuple[bytes, int]]] = {}
         for beyond, token in self.pairs:
             piece = self._tokens.prefix(beyond)
-            if piece is None:  # nothing writes it by itself, so that no matcher could be fed it
+            if piece is None:  # no token writes it alone, so that no matcher could be fed it
                 continue
             length = len(self._tokens.text([piece]))
             if length == len(beyond):
@@ -78,18 +78,18 @@ class Crossing:
 
 
 class Ahead:
-    """Looks at what a matcher allows next. The matcher is moved to and fro, and ends where it began."""
+    """Finds what a matcher allows beyond the prefix. Moves the matcher back and forth, and restores its state."""
 
     def __init__(self, tokens: TokenTable, matcher: Matcher) -> None:
         self._tokens = tokens
         self._matcher = matcher
 
     def allowed(self, crossing: Crossing) -> Ids:
-        """The tokens of which it allows what they write beyond the text.
+        """Returns the tokens whose bytes beyond the text are allowed.
 
-        What is a token's text is allowed if that token is. The others are looked at in groups, after the token that
-        they begin with. Where text is forced, a mask may hold only the one token that the model itself would write, and
-        says nothing of the others: then texts are compared.
+        Bytes that are a token's whole text are allowed if that token is. The others are tested in groups, after the
+        token that they begin with. Where text is forced, a mask may hold only the one token that the model itself would
+        write and exclude equivalent ones: then bytes are compared.
         """
         forced = self._matcher.forced_tokens()
         if forced:
@@ -126,7 +126,7 @@ MAX_CROSSINGS = 16
 
 
 class _Mark(NamedTuple):
-    """An accepted token: how many of the given bytes it wrote, how many tokens `inner` was fed for it."""
+    """Record of an accepted token: the number of prefix bytes that it wrote, and of tokens fed to `inner` for it."""
 
     token: int
     num_bytes: int
@@ -141,11 +141,11 @@ class Healer:
         self.crossing = lru_cache(MAX_CROSSINGS)(self._crossing)
 
     def matcher(self, prefix: bytes, inner: Matcher | None = None) -> Healing:
-        """A matcher of texts that begin with `prefix` and go on with a word of `inner` (None: with any text)."""
+        """Returns a matcher of texts that begin with `prefix`, followed by a word of `inner` (None: by any text)."""
         return Healing(prefix, self, inner)
 
     def after(self, prefix: bytes, inner: Matcher | None) -> Matcher | None:
-        """`inner`, begun only after `prefix` if there is one."""
+        """Returns a matcher of `prefix`, if there is one, followed by `inner`."""
         return self.matcher(prefix, inner) if prefix else inner
 
     def _crossing(self, text: bytes) -> Crossing:
@@ -155,10 +155,10 @@ class Healer:
 
 
 class Healing(Matcher):
-    """The text begins with `prefix`, and what follows is a word of `inner` (None: any text).
+    """Matcher of a text that begins with `prefix`, followed by a word of `inner` (None: any text).
 
-    Allowed are all tokens that agree with what is left of the prefix: those that write a part of it, and those that
-    write all of it and more, if `inner` allows that more. After the prefix it does as `inner` does, which then is its
+    It allows all tokens that agree with the rest of the prefix: those that write a part of it, and those that write all
+    of it and more, if `inner` allows the remainder. After the prefix it behaves as `inner`, which is then its
     `successor`.
     """
 
@@ -174,41 +174,41 @@ class Healing(Matcher):
 
     @property
     def over(self) -> bool:
-        """The prefix is written: what follows is `inner`'s."""
+        """True once the prefix is written: what follows is matched by `inner`."""
         return not self._rest
 
     @property
     def free(self) -> bool:
-        """Every token is allowed here, no mask is needed."""
+        """True where every token is allowed, so that no mask is needed."""
         return self.over and (self.inner is None or self.inner.free)
 
     @property
     def closed(self) -> bool:
-        """The budget cut the word of `inner` short."""
+        """True if the budget cut the word of `inner` short."""
         return self.inner is not None and self.inner.closed
 
     @property
     def successor(self) -> Matcher | None:
-        """`inner`, once the prefix is written."""
+        """The `inner` matcher, once the prefix is written."""
         return self.inner if self.over else self
 
     @property
     def taken(self) -> list[int]:
-        """The tokens accepted so far."""
+        """Tokens accepted so far."""
         return [mark.token for mark in self._taken]
 
     @property
     def accepting(self) -> bool:
-        """The end of sequence is allowed here."""
+        """True where the end of sequence is allowed."""
         return self.over and (self.inner is None or self.inner.accepting)
 
     @property
     def finished(self) -> bool:
-        """Nothing but the end of sequence is allowed here."""
+        """True where nothing but the end of sequence is allowed."""
         return self.over and self.inner is not None and self.inner.finished
 
     def min_tokens(self) -> int | None:
-        """Tokens of a short word of `inner`."""
+        """Returns the number of tokens of a short word of `inner`."""
         return 0 if self.inner is None else self.inner.min_tokens()
 
     def fill_mask(self, out: MaskRow) -> None:
@@ -246,7 +246,7 @@ class Healing(Matcher):
         return token
 
     def forced_tokens(self, patience_s: float | None = None) -> list[int]:
-        """The tokens that are forced next; before the end of the prefix there is mostly a choice."""
+        """Returns the tokens that are forced next; before the end of the prefix there is mostly a choice."""
         return self.inner.forced_tokens(patience_s) if self.over and self.inner is not None else []
 
     def rollback(self, num_tokens: int) -> None:
@@ -263,7 +263,7 @@ class Healing(Matcher):
         self._rest = self._prefix[len(self._prefix) - num_left :]
 
     def copy(self) -> Healing:
-        """An independent matcher in the same state."""
+        """Returns an independent matcher in the same state."""
         other = Healing(self._prefix, self._healer, None if self.inner is None else self.inner.copy())
         other._rest = self._rest
         other._taken = list(self._taken)
@@ -277,15 +277,15 @@ class Healing(Matcher):
         return token
 
     def _text(self, token: int) -> bytes:
-        """The bytes of a token; none for an end of sequence and other control tokens."""
+        """Returns the bytes of a token; empty for ends of sequence and other control tokens."""
         return self._tokens.text([token]) if token >= 0 else b""
 
     def _agrees(self, text: bytes) -> bool:
         return bool(text) and (self._rest.startswith(text) or text.startswith(self._rest))
 
     def _fits(self, text: bytes, remaining: int | None) -> bool:
-        """Returns whether what is left of the prefix, and then a word of `inner`, can be written after a token within
-        it."""
+        """Returns True if the rest of the prefix and a word of `inner` fit into `remaining` tokens after a token within
+        the prefix."""
         if remaining is None or len(text) > len(self._rest):
             return True
         least = self.min_tokens() or 0
@@ -293,7 +293,7 @@ class Healing(Matcher):
         return remaining >= len(rest) + least or remaining >= len(self._way(rest)) + least
 
     def _way(self, rest: bytes) -> list[int]:
-        """Tokens that write `rest`."""
+        """Returns tokens that write `rest`."""
         tokens = self._tokens.encode(rest)
         if self._tokens.text(tokens) == rest:
             return tokens
@@ -304,9 +304,9 @@ class Healing(Matcher):
         return tokens
 
     def _feed(self, text: bytes, remaining: int | None, patience_s: float | None) -> int | None:
-        """Takes what a token wrote beyond the prefix to `inner`; returns in how many tokens.
+        """Feeds the text that a token wrote beyond the prefix to `inner`; returns the number of tokens.
 
-        None, and nothing is changed, if `inner` knows no way to its end from there within `remaining`.
+        Returns None and changes nothing if `inner` knows no way to its end from there within `remaining`.
         """
         if self.inner is None:
             return 0
@@ -329,7 +329,7 @@ class Healing(Matcher):
 
 
 def _row(tokens: npt.NDArray[np.int64], num_words: int) -> MaskRow:
-    """A mask row that allows just `tokens`."""
+    """Returns a mask row that allows only `tokens`."""
     bits = np.zeros(32 * num_words, dtype=np.uint8)
     bits[tokens] = 1
     return np.packbits(bits, bitorder="little").view(np.int32)

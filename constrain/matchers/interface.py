@@ -1,4 +1,4 @@
-"""The seam to the sampler: a compiled `Grammar`, shared and immutable, and a `Matcher` per generation."""
+"""Interface to the sampler: a compiled `Grammar`, shared and immutable, and a `Matcher` per generation."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Int32 = npt.NDArray[np.int32]
 class Matcher(Protocol):
     """Position of one generation in its grammar. Not thread-safe; `fill_mask` releases the interpreter lock.
 
-    Errors are MatcherErrors, and only `fill_mask`, `fill_along`, `accept` and `rollback` raise them. The matcher is
-    then as it was before, so that another token may be tried. A StepTooComplexError says that a step passes the limit
-    of its effort. Nothing else raises, whatever came before.
+    Only `fill_mask`, `fill_along`, `accept` and `rollback` raise, and only MatcherErrors. The matcher is then
+    unchanged, so that another token may be tried. StepTooComplexError means that a step exceeds its limit of effort.
+    No other method raises, whatever came before.
 
-    A subclass inherits what is true of most: a mask is always needed, and no table stands behind it.
+    The defaults hold for most subclasses: a mask is always needed, and there is no table.
     """
 
     @property
@@ -33,20 +33,20 @@ class Matcher(Protocol):
 
     @property
     def finished(self) -> bool:
-        """Nothing but the end of sequence is allowed here."""
+        """True where nothing but the end of sequence is allowed."""
 
     @property
     def taken(self) -> Sequence[int]:
-        """The tokens accepted so far, ends of sequence aside. Not to be changed."""
+        """Tokens accepted so far, without ends of sequence. Must not be changed."""
 
     @property
     def free(self) -> bool:
-        """Every token is allowed here, so that no mask is needed."""
+        """True where every token is allowed, so that no mask is needed."""
         return False
 
     @property
     def closed(self) -> bool:
-        """The budget cut the word short: what is written is JSON, but not a word of the grammar."""
+        """True if the budget cut the word short: the text is JSON, but not a word of the grammar."""
         return False
 
     @property
@@ -61,11 +61,11 @@ class Matcher(Protocol):
 
     @property
     def successor(self) -> Matcher | None:
-        """A matcher that does the same from here on for callers that take nothing back; None: any text may follow."""
+        """Matcher that is equivalent from here on for callers that never roll back; None: any text may follow."""
         return self
 
     def min_tokens(self) -> int | None:
-        """Tokens of a short word, counted from the start; None if none was found."""
+        """Returns the number of tokens of a short word from the start; None if none was found."""
 
     def fill_mask(self, out: MaskRow) -> None:
         """Writes the tokens allowed next. Does not change the state. Raises MatcherError at a dead end."""
@@ -73,9 +73,9 @@ class Matcher(Protocol):
     def fill_along(self, drafts: Sequence[int], out: Int32) -> int:
         """Writes the mask before the first of `drafts` and after each of them to the rows of `out` [1 + drafts, W].
 
-        Returns how many rows are right: fewer than there are if a draft is not allowed or nothing may follow it. The
-        matcher ends where it began. The interpreter lock is released for most of the time. Raises MatcherError where
-        `fill_mask` does.
+        Returns the number of valid rows: fewer than there are if a draft is not allowed or nothing may follow it. The
+        state does not change. Releases the interpreter lock most of the time. Raises MatcherError where `fill_mask`
+        does.
         """
         self.fill_mask(out[0])
         right = 1
@@ -99,59 +99,59 @@ class Matcher(Protocol):
 
         Raises:
             SearchLateError: near the end of the budget, when finding a way to the end takes longer than `patience_s`
-                (None: it is waited for). The matcher is as before; who asks again without haste gets an answer.
+                (None: no limit). The matcher is unchanged; a later call with more patience gets an answer.
             MatcherError: `token` is not allowed here.
         """
 
     def give_up(self) -> None:
-        """Takes note that no way to the end fits into the budget: `accept` looks for none any more."""
+        """Records that no way to the end fits into the budget, so that `accept` searches no more."""
         return
 
     def forced_tokens(self, patience_s: float | None = None) -> list[int]:
-        """The tokens that the grammar forces next, in the model's own tokenisation; empty if there is a choice.
+        """Returns the tokens that the grammar forces next, in the model's own tokenisation; empty if there is a choice.
 
-        Of a long text the first tokens alone: some `MAX_FORCED_BYTES`. Empty as well where another generation's step
-        holds the grammar's lexer for longer than `patience_s` (None: it is waited for).
+        Of a long text, returns only the first tokens, about `MAX_FORCED_BYTES`. Empty as well if another generation's
+        step holds the grammar's lexer for longer than `patience_s` (None: no limit).
         """
 
     def rollback(self, num_tokens: int) -> None:
         """Takes back the last `num_tokens` accepted tokens; ends of sequence do not count."""
 
     def copy(self) -> Matcher:
-        """An independent matcher in the same state."""
+        """Returns an independent matcher in the same state."""
 
 
 class Grammar(Protocol):
     """A compiled constraint. Immutable and thread-safe, shared by all requests that use it.
 
-    It may remember what it finds out (rows, ways to the end, its table), which changes no answer.
+    It may cache what it computes (rows, ways to the end, its table), which changes no result.
     """
 
     @property
     def num_bytes(self) -> int:
-        """Memory it holds, for the cache's bound."""
+        """Memory that it holds, for the limit of the cache."""
 
     @property
     def receipt(self) -> Receipt | None:
-        """Keywords that its masks enforce, and those that must be checked on the finished value."""
+        """Receipt of the keywords that its masks enforce, and of those to check on the finished value."""
 
     @property
     def tabulation(self) -> Tabulation | None:
-        """The table that can be made of it; None if it is not known to be regular, or is a table."""
+        """Table that can be built from it; None if it is not known to be regular, or is a table."""
 
     def matcher(self) -> Matcher:
-        """A fresh matcher at the start state."""
+        """Returns a new matcher at the start state."""
 
     def min_tokens(self) -> int | None:
-        """Tokens of a short word: what a budget should allow at least. None if none was found."""
+        """Returns the number of tokens of a short word, which a budget should allow; None if none was found."""
 
 
 class Tabulation:
-    """The table of one regular grammar, made at most once.
+    """The table of one regular grammar, built at most once.
 
-    job      makes its automaton
-    key      under which the compiler keeps the grammar, and then the table
-    table    the table to come; pending until `begin`
+    job      job that builds its automaton
+    key      key under which the compiler keeps the grammar, and then the table
+    table    future of the table; pending until `begin`
     """
 
     def __init__(self, job: Tabulate, key: bytes) -> None:
@@ -161,20 +161,20 @@ class Tabulation:
 
     @property
     def begun(self) -> bool:
-        """Somebody makes the table, or tried to."""
+        """True once someone has begun to build the table."""
         return self.table.running() or self.table.done()
 
     def begin(self) -> bool:
-        """True for the first caller, who is then to settle `table`. Not thread-safe."""
+        """Returns True for the first caller, who must then settle `table`. Not thread-safe."""
         return not self.begun and self.table.set_running_or_notify_cancel()
 
 
 class TableArrays(NamedTuple):
-    """A whole table: S states and C classes of tokens, of which the last are what the end of sequence leads to and is.
+    """A whole table: S states, C classes of tokens. The last class is the end of sequence, the last state follows it.
 
-    mask           the tokens allowed at each state, int32 [S, words]
-    token_class    int32 [V]
-    following      the state after a token of a class, -1: none, int32 [S, C]
+    mask           tokens allowed at each state, int32 [S, words]
+    token_class    class of each token, int32 [V]
+    following      state after a token of a class, -1: none, int32 [S, C]
     """
 
     mask: Int32
@@ -183,79 +183,79 @@ class TableArrays(NamedTuple):
 
 
 class Table(Grammar, Protocol):
-    """A regular grammar whose states are numbers, of which 0 is the start."""
+    """A regular grammar whose states are numbers; state 0 is the start."""
 
     @property
     def farthest(self) -> int:
-        """Tokens of the shortest way to an end, from the state where that is longest."""
+        """Largest distance of a state from an end: tokens of the shortest way there."""
 
     @property
     def size(self) -> tuple[int, int]:
-        """S and C of its arrays."""
+        """Sizes S and C of its arrays."""
 
     def arrays(self) -> TableArrays:
-        """All of it, made anew. Where the text is forced, the mask allows one of the tokens that have a next state."""
+        """Builds the arrays. Where text is forced, the mask allows one of the tokens that have a next state."""
 
     def row(self, state: int) -> MaskRow:
-        """The mask of a state; not to be written to."""
+        """Returns the mask of a state; it must not be written to."""
 
     def following(self, state: int, token: int) -> int:
-        """The state after `token`, be it the one that the mask allows of those that write forced text or another; -1
-        if there is none."""
+        """Returns the state after `token`, or -1 if there is none. Where text is forced, also follows other tokens that
+        write it than the one that the mask allows."""
 
 
 class TableMatcher(Protocol):
-    """A matcher on a table."""
+    """Matcher on a table."""
 
     @property
     def grammar(self) -> Table:
-        """The table."""
+        """Table of the matcher."""
 
     @property
     def state(self) -> int | None:
-        """The state in it; None if the budget ran out, and another matcher closes the text."""
+        """State in the table; None if the budget ran out and another matcher closes the text."""
 
 
 class GrammarState(Protocol):
-    """The part of llguidance's `LLMatcher` in use. Nothing raises: after an error the state is void, and `is_error`.
+    """The part of llguidance's `LLMatcher` in use. No method raises: after an error the state is void, and `is_error`.
 
     Copies share a lexer, and may lose it together: see `Lexer`.
 
-    It remembers its last mask by the number of lexemes before it, even if that place is rolled back: what is then
-    written instead, with as many lexemes, gets that mask. So no tokens may be taken back after which a mask was made:
-    where masks are made ahead, they are a copy's.
+    The last mask is cached by the number of lexemes before it, even if that place is rolled back: other text with as
+    many lexemes then gets the same mask. So tokens must never be rolled back once a mask was computed after them, and
+    masks are computed ahead on a copy.
     """
 
     def deep_copy(self) -> GrammarState:
-        """An independent one."""
+        """Returns an independent copy."""
 
     def is_accepting(self) -> bool:
-        """The text may end here."""
+        """Returns True if the text may end here."""
 
     def is_stopped(self) -> bool:
-        """Nothing but the end may follow, or there was an error."""
+        """Returns True if nothing but the end may follow, or after an error."""
 
     def is_error(self) -> bool: ...
 
     def get_error(self) -> str: ...
 
     def unsafe_compute_mask_ptr(self, trg_pointer: int, trg_byte_size: int) -> None:
-        """Writes the mask of the next token to that address."""
+        """Writes the mask of the next token to the address."""
 
     def validate_tokens(self, tokens: list[int]) -> int:
-        """Returns how many of the tokens can be consumed one after another."""
+        """Returns the number of tokens that can be consumed one after another."""
 
     def consume_token(self, sampled_token: int) -> bool:
-        """Advances; False is an error."""
+        """Advances by a token; returns False on an error."""
 
     def try_consume_tokens(self, tokens: list[int]) -> int:
-        """Advances as far as possible; returns by how many."""
+        """Advances by as many tokens as possible; returns their number."""
 
     def rollback(self, num_tokens: int) -> bool:
-        """Takes tokens back; False is an error."""
+        """Takes tokens back; returns False on an error."""
 
     def compute_ff_tokens(self) -> list[int]:
-        """The tokens that are forced next."""
+        """Returns the tokens that are forced next."""
 
     def compute_ff_bytes(self) -> bytes:
-        """The bytes that are forced next."""
+        """Returns the bytes that are forced next."""

@@ -1,4 +1,4 @@
-"""A compiled grammar and its matchers over llguidance, which keep enough budget to end each word whole."""
+"""Compiled grammars and their matchers over llguidance, which keep enough budget to complete each word."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from .lexer import Lexer, has_too_many_items, is_broken
 MAX_WITNESS_TOKENS = 4_096
 MAX_RESPELLED = 8
 FOLLOW_S, ENCODE_S = 1e-6, 5e-7
-"""Measured: time to follow a token of a way to the end, and to encode a byte."""
+"""Measured times to follow a token of a way to the end, and to encode a byte."""
 MAX_LEXERS = 8
-"""Lexers tried for one step, as others may break them. Who breaks one goes on with one of its own."""
+"""Most lexers tried for one step, since other matchers may break them. A matcher that breaks one gets its own."""
 _TOO_COMPLEX = "the constraint takes more work to follow than one step may use: make its repetitions shorter"
 _WHITESPACE = b" \t\n\r"
 
@@ -36,8 +36,8 @@ _WHITESPACE = b" \t\n\r"
 class CompiledGrammar:
     """A `Grammar` that is followed step by step.
 
-    `lexer` is that of the start state of what is written in `lowered`. When it has failed it is replaced, once for all
-    who go on, and no drafts are followed any more: what is not sampled need not be learnt.
+    `lexer` is that of the start state of the grammar in `lowered`. If it fails it is replaced, once for all matchers,
+    and drafts are no longer followed, so that the new one learns only sampled text.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class CompiledGrammar:
         self._lock = threading.Lock()
 
     def matcher(self) -> TokenMatcher:
-        """A fresh matcher at the start state."""
+        """Returns a new matcher at the start state."""
         return TokenMatcher(self, self._lexer)
 
     def sound_lexer(self) -> Lexer:
-        """A lexer that has not failed. It may have to be made, which takes as long as to compile the grammar."""
+        """Returns a lexer that has not failed. Creating a new one takes as long as compiling the grammar."""
         with self._lock:
             if self._lexer.failed:
                 self.fragile = True
@@ -84,58 +84,58 @@ class CompiledGrammar:
             return self._lexer
 
     def min_tokens(self) -> int | None:
-        """Tokens of a short word, which a budget should allow at least; None if none was found."""
+        """Number of tokens of a short word, which a budget should allow; None if none was found."""
         return None if self.witness is None else len(self.witness)
 
     @cached_property
     def missing_value(self) -> bytes:
-        """Returns what stands for a value where one is missing, in few tokens."""
+        """Returns a placeholder of few tokens for a missing value."""
         return b"null" if self.tokens.known(["null"]) else b"0"
 
 
 class TokenMatcher(Matcher):
-    """A matcher over llguidance's.
+    """Matcher over llguidance's.
 
-    Far from the end of the budget a token is only checked and taken. Near it (`guarded_tokens`) the matcher keeps a
-    witness: tokens that complete the word from here. A token that leads where no witness fits into what remains is
-    replaced by the first token of the last one. If there is no witness that fits (the budget was too small from the
-    start), a JSON text is at least closed: it parses, though it cannot satisfy its schema.
+    Far from the end of the budget a token is only checked and accepted. Near it (`guarded_tokens`) the matcher keeps a
+    witness: tokens that complete the word from here. A token after which no witness fits into the remaining budget is
+    replaced by the first token of the last witness. If no witness fits (the budget was too small from the start), a
+    JSON text is at least closed: it parses, though it cannot satisfy its schema.
     """
 
     def __init__(self, grammar: CompiledGrammar, lexer: Lexer, state: GrammarState | None = None) -> None:
         self.grammar = grammar
         self.state = lexer.start.deep_copy() if state is None else state
         self._lexer = lexer
-        self._alone = False  # it has broken a lexer, and has one of its own
+        self._alone = False  # it broke a lexer, and now has its own
         self._taken: list[int] = []
         self._effort = Effort()
         self._masked_at = 0  # how many tokens were taken when the state last made a mask
         self._witness: list[int] | None = grammar.witness
-        self._witness_at = 0  # how many tokens were taken when it was found
-        self._next_search = math.inf  # after a search in vain: the budget at which to search again
+        self._witness_at = 0  # number of tokens taken when it was found
+        self._next_search = math.inf  # after a failed search: the budget at which to search again
         self._scan: Scan = START
-        self._scanned = 0  # how many taken tokens that has seen
-        self._closing: list[int] | None = None  # what is still to be written to close the text
+        self._scanned = 0  # number of taken tokens that it has read
+        self._closing: list[int] | None = None  # the tokens that are left to close the text
         self._num_closed = 0
 
     @property
     def accepting(self) -> bool:
-        """True where the text so far is a complete word, or a JSON text that was closed."""
+        """True where the text so far is a complete word, or a JSON text that has been closed."""
         return not self._closing if self._closing is not None else bool(self.state.is_accepting())
 
     @property
     def finished(self) -> bool:
-        """Nothing but the end of sequence is allowed here."""
+        """True where nothing but the end of sequence is allowed."""
         return not self._closing if self._closing is not None else bool(self.state.is_stopped())
 
     @property
     def taken(self) -> Sequence[int]:
-        """The tokens accepted so far. Not to be changed."""
+        """Tokens accepted so far. Must not be changed."""
         return self._taken
 
     @property
     def closed(self) -> bool:
-        """The budget cut the word short: its text is JSON, but not a word of the grammar."""
+        """True if the budget cut the word short: its text is JSON, but not a word of the grammar."""
         return self._closing is not None
 
     @property
@@ -144,7 +144,7 @@ class TokenMatcher(Matcher):
         return None if self.closed or self.grammar.tabulation is None else self.grammar
 
     def min_tokens(self) -> int | None:
-        """Tokens of a short word from the start; None if none was found."""
+        """Returns the number of tokens of a short word from the start; None if none was found."""
         return self.grammar.min_tokens()
 
     def fill_mask(self, out: MaskRow) -> None:
@@ -172,7 +172,7 @@ class TokenMatcher(Matcher):
         raise StepTooComplexError(_TOO_COMPLEX)
 
     def fill_along(self, drafts: Sequence[int], out: Int32) -> int:
-        """Writes the masks before and after each of `drafts`; returns how many are right. See `Matcher`."""
+        """Writes the masks before and after each of `drafts`; returns the number of valid ones. See `Matcher`."""
         if self.grammar.fragile or self._lexer.failed:
             drafts = ()
         if not drafts or self.closed or not isinstance(self.state, LLMatcher):
@@ -181,18 +181,18 @@ class TokenMatcher(Matcher):
             is_long = bool(self._long_forced_text())
         if is_long:
             return super().fill_along(drafts, out)
-        # All rows in one call without the interpreter lock, by a copy: see `GrammarState`.
+        # Fills all rows in one call without the interpreter lock, on a copy: see `GrammarState`.
         state, tokens = self.state.deep_copy(), list(drafts)
         with self._lexer.lock:
             state.unsafe_compute_mask_ptr_with_draft_token(out.ctypes.data, out.strides[0], tokens)  # type: ignore[attr-defined]
-            if self._lexer.notices_failure(state) or state.is_error():  # a draft may have led to it
+            if self._lexer.notices_failure(state) or state.is_error():  # perhaps because of a draft
                 tokens = []
             num_allowed = state.validate_tokens(tokens)
         if not tokens:
             return super().fill_along((), out)
         empty = np.flatnonzero(~out[: 1 + num_allowed].any(axis=1))
         num_right = int(empty[0]) if empty.size else 1 + num_allowed
-        return num_right or super().fill_along((), out)  # which says why
+        return num_right or super().fill_along((), out)  # which raises the reason
 
     def check(self, row: MaskRow) -> None:
         """Raises MatcherError if `row`, just filled, shows that the generation cannot go on."""
@@ -226,7 +226,7 @@ class TokenMatcher(Matcher):
         raise StepTooComplexError(_TOO_COMPLEX)
 
     def expect(self, witness: list[int]) -> None:
-        """Takes note of tokens that complete the word from here."""
+        """Records tokens that complete the word from here."""
         self._keep(witness)
 
     def search(self, max_tokens: int, patience_s: float | None = None) -> list[int] | None:
@@ -240,11 +240,11 @@ class TokenMatcher(Matcher):
             return None
 
     def give_up(self) -> None:
-        """Takes note that there is no way to the end within the budget: none is sought any more."""
+        """Records that there is no way to the end within the budget, so that no search is made any more."""
         self._witness, self._next_search = None, -math.inf
 
     def forced_tokens(self, patience_s: float | None = None) -> list[int]:
-        """The tokens that the grammar forces next."""
+        """Returns the tokens that the grammar forces next."""
         if self._closing is not None:
             return list(self._closing)
         if not self._holds_lexer(patience_s):
@@ -271,7 +271,7 @@ class TokenMatcher(Matcher):
         kept = len(self._taken) - num_tokens
         if num_state and not self._roll_back(num_state, kept):
             raise MatcherError(f"cannot take back {num_tokens} tokens")
-        if num_state == 0:  # the text goes on being closed
+        if num_state == 0:  # the text is still being closed
             self._closing = self._taken[kept:] + (self._closing or [])
             self._num_closed -= num_closed
         else:
@@ -285,7 +285,7 @@ class TokenMatcher(Matcher):
             self._witness_at = kept
 
     def copy(self) -> TokenMatcher:
-        """An independent matcher in the same state."""
+        """Returns an independent matcher in the same state."""
         other = TokenMatcher(self.grammar, self._lexer, self.state.deep_copy())
         other._alone, other._taken, other._masked_at = self._alone, list(self._taken), self._masked_at
         other._effort = self._effort.copy()
@@ -313,8 +313,8 @@ class TokenMatcher(Matcher):
             self._lexer.lock.release()
 
     def _long_forced_text(self) -> bytes:
-        """The text that must come next, where it is so long that the lexer, which turns all of it into tokens, must not
-        be asked for them; else nothing. For callers that hold the lexer's lock."""
+        """Returns the forced text if it is too long to let the lexer tokenise it, else an empty one. The caller must
+        hold the lexer's lock."""
         text = b"" if self.state.is_stopped() else self.state.compute_ff_bytes()
         return text if len(text) > MAX_FORCED_BYTES else b""
 
@@ -323,7 +323,7 @@ class TokenMatcher(Matcher):
         return self._lexer.lock.acquire(timeout=-1 if patience_s is None else min(patience_s, threading.TIMEOUT_MAX))
 
     def _error(self) -> MatcherError:
-        """The error of a state that has one."""
+        """Returns the error of a void state."""
         if self._lexer.notices_failure(self.state):
             return StepTooComplexError(_TOO_COMPLEX)
         if has_too_many_items(self.state):
@@ -331,7 +331,7 @@ class TokenMatcher(Matcher):
         return MatcherError(f"the grammar cannot be followed: {_first_line(self.state.get_error())}")
 
     def _ensure_lexer(self, patience_s: float | None = None) -> None:
-        """Moves to another lexer if this one has failed. Raises SearchLateError if that has to be soon."""
+        """Moves to another lexer if this one has failed; with `patience_s`, raises SearchLateError instead."""
         if not self._lexer.failed:
             return
         if patience_s is not None:
@@ -350,13 +350,13 @@ class TokenMatcher(Matcher):
     def _replayed(self, lexer: Lexer) -> GrammarState:
         """Returns a state of `lexer` after the tokens taken; a void one if it fails, or another generation breaks it.
 
-        Others take their steps in between: the lock is held for one token at a time.
+        Holds the lock for one token at a time, so that others can take their steps in between.
         """
         state = lexer.start.deep_copy()
         mask = np.empty(self.grammar.tokens.num_words, np.int32)
         for token in self._taken:
             with lexer.lock:
-                state.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)  # each gives it the effort of a step
+                state.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)  # each mask grants the effort of a step
                 followed = state.try_consume_tokens([token]) == 1
                 if lexer.notices_failure(state):
                     return state
@@ -394,7 +394,7 @@ class TokenMatcher(Matcher):
         return before[0]
 
     def _known_witness(self, remaining: int, patience_s: float | None) -> list[int] | None:
-        """A witness for the state as it is that fits, sought only a few times if there seems to be none."""
+        """Returns a witness for the current state that fits; searches only a few times if there seems to be none."""
         if self._witness is not None and self._witness_at == len(self._taken):
             return self._witness
         if remaining > self._next_search:
@@ -405,7 +405,7 @@ class TokenMatcher(Matcher):
         return self._witness
 
     def _witness_after(self, before: list[int], remaining: int, patience_s: float | None) -> list[int] | None:
-        """A witness of at most `remaining` tokens for the state after a token that was not the witness's."""
+        """Returns a witness of at most `remaining` tokens after a token that was not the witness's."""
         completer = self.grammar.completer
         ends = math.inf if patience_s is None else time.monotonic() + patience_s
         for way in self._likely_ways(before):
@@ -417,8 +417,8 @@ class TokenMatcher(Matcher):
         return self.search(remaining, None if patience_s is None else max(ends - time.monotonic(), 0.0))
 
     def _likely_ways(self, before: list[int]) -> Iterator[list[int]]:
-        """Returns what may complete the word after the last token, if `before` did before it: a search takes much
-        longer."""
+        """Yields likely completions after the last token, given that `before` completed the word before it. They spare
+        a search, which takes much longer."""
         yield before  # the token was content; what follows it is as before
         yield before[1:]
         texts = self.grammar.tokens.vocabulary.tokens
@@ -436,16 +436,16 @@ class TokenMatcher(Matcher):
             written = written[len(solid) :]
             if not written:
                 yield before[index + 1 :]
-        yield before[2:]  # another value of a few
+        yield before[2:]  # another value of an enumeration
         yield before[3:]
 
     def _keep(self, witness: list[int]) -> None:
         self._witness, self._witness_at = witness, len(self._taken)
 
     def _roll_back(self, num_tokens: int, kept: int) -> bool:
-        """Takes tokens of the state back, such that `kept` are left. One that made a mask after those is left alone."""
+        """Takes back tokens of the state, so that `kept` are left; replaces it if it computed a mask after those."""
         if self._lexer.failed:
-            return True  # the state is void, and made anew when it is needed
+            return True  # the state is void, and replaced when needed
         if self._masked_at <= kept:
             return self.state.rollback(num_tokens)
         self.state, self._masked_at = self._lexer.start.deep_copy(), 0
@@ -456,7 +456,7 @@ class TokenMatcher(Matcher):
         self._taken.pop()
 
     def _accept_lost(self, token: int, remaining: int, patience_s: float | None) -> int:
-        """Takes `token` if the text can be closed as JSON afterwards, else begins to close it."""
+        """Accepts `token` if the text can be closed as JSON afterwards, else begins to close it."""
         if not self.grammar.json:
             self._take(token, patience_s)
             return token
@@ -476,7 +476,7 @@ class TokenMatcher(Matcher):
         return self._accept_closing(self._closing[0] if self._closing else min(tokens.eos_ids))
 
     def _accept_closing(self, token: int) -> int:
-        """The next token of the closing, whatever `token` is."""
+        """Returns the next token of the closing, whatever `token` is."""
         if not self._closing:
             return min(self.grammar.tokens.eos_ids) if token not in self.grammar.tokens.eos_ids else token
         taken = self._closing.pop(0)

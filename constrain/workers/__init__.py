@@ -1,4 +1,4 @@
-"""Concurrent compilations, each bounded in time and memory, in processes that can be killed, and the cache of grammars.
+"""Compilation service: concurrent compilations, bounded in time and memory, in processes that can be killed; the cache.
 
 Specs come in, lowered grammars, automata and checks of finished values go out.
 """

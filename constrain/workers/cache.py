@@ -1,4 +1,4 @@
-"""Keeps compiled grammars within a bound of bytes, refusals for a while, and what is being compiled for all who ask."""
+"""Cache of compiled grammars within a limit of bytes, of recent refusals, and of compilations in progress."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ MAX_ERRORS = 1_000
 
 
 class GrammarCache:
-    """Grammars by key, the least recently used dropped first. Thread-safe; `lock` keeps others out for longer.
+    """Grammars by key; the least recently used are dropped first. Thread-safe; hold `lock` for several operations.
 
-    A grammar that was dropped is still found while somebody uses it.
+    A dropped grammar is still found while it is in use.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -39,11 +39,11 @@ class GrammarCache:
 
     @property
     def untouched(self) -> bool:
-        """Nothing has been compiled, nor is being compiled."""
+        """True if nothing has been compiled or is being compiled."""
         return not self.num_compiled and not self._under_way
 
     def share(self, key: bytes) -> tuple[Future[Grammar], bool]:
-        """Returns the future of `key`, and True if it is new: the caller is then to settle it."""
+        """Returns the future of `key`, and True if it is new: then the caller must settle it."""
         with self.lock:
             found = self.get(key)
             future = self._under_way.get(key) if found is None else _settled(found)
@@ -56,12 +56,12 @@ class GrammarCache:
         return future, True
 
     def forget(self, future: Future[Any]) -> None:
-        """Does not keep what becomes of `future`."""
+        """Forgets `future`: its outcome is not cached."""
         with self.lock:
             self._under_way = {key: other for key, other in self._under_way.items() if other is not future}
 
     def get(self, key: bytes) -> Grammar | GrammarError | None:
-        """Returns what is known of `key`."""
+        """Returns the cached grammar or error of `key`; None if there is none."""
         with self.lock:
             if key in self._grammars:
                 self._grammars.move_to_end(key)
@@ -78,7 +78,7 @@ class GrammarCache:
             return None
 
     def put(self, key: bytes, grammar: Grammar) -> None:
-        """Keeps `grammar`, if it is not too large by itself."""
+        """Caches `grammar` unless it alone is too large."""
         with self.lock:
             replaced = self._grammars.pop(key, None)
             self.num_bytes += grammar.num_bytes - (replaced.num_bytes if replaced is not None else 0)
@@ -88,7 +88,7 @@ class GrammarCache:
                 self.num_bytes -= dropped.num_bytes
 
     def put_error(self, key: bytes, error: GrammarError) -> None:
-        """Keeps a refusal for a while."""
+        """Caches a refusal for a while."""
         with self.lock:
             now = time.monotonic()
             self._errors.pop(key, None)

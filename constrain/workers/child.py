@@ -1,4 +1,4 @@
-"""Child processes: with no more of the environment than they need, and gone when their parent is."""
+"""Child processes: they get only the environment variables that they need, and end with their parent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KNOWN = re.compile(
     r"|SSL_CERT_FILE|SSL_CERT_DIR|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|(https?|all|no)_proxy",
     re.IGNORECASE,
 )
-"""Variables of the system, of Python and the libraries that are loaded, and the settings of this program."""
+"""Environment variables of the system, of Python, of the libraries in use and of bough."""
 
 _SECRET = re.compile(
     r"(^|_)(API_?KEYS?|ACCESS_?KEY|PRIVATE_?KEY|TOKENS?|SECRETS?|PASSWORDS?|PASSWD|CREDENTIALS?)(_|$)", re.IGNORECASE
@@ -33,8 +33,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def child_environment(*, keep: Collection[str] = ()) -> dict[str, str]:
-    """The variables of this process's environment that are known to matter to a child, and those in `keep`. Others may
-    be secrets, whatever they are called."""
+    """Returns the environment variables that are known to matter to a child, and those in `keep`. Others may be
+    secrets, whatever their names."""
     return {name: value for name, value in os.environ.items() if name in keep or _is_known(name)}
 
 
@@ -50,11 +50,11 @@ def start_child(
     variables: Mapping[str, str] | None = None,
     **options: Any,
 ) -> subprocess.Popen[bytes]:
-    """Starts `python -m module PARENT arguments...`, which is to call `die_with_parent(PARENT)`.
+    """Starts `python -m module PARENT arguments...`, which must call `die_with_parent(PARENT)`.
 
-    Its environment is that of `child_environment`, with `variables`. `options` are those of `subprocess.Popen`. No code
-    of this process runs between fork and exec, whatever its threads hold. Raises OSError: there is no process, or no
-    thread, to be had.
+    Its environment is that of `child_environment` and `variables`. `options` are those of `subprocess.Popen`. No code
+    of this process runs between fork and exec, so locks held by its threads do not matter. Raises OSError: no process
+    or thread can be started.
     """
     command = [sys.executable, "-P", "-m", module, str(os.getpid()), *arguments]
     environment = {**child_environment(keep=keep), **(variables or {})}
@@ -63,12 +63,12 @@ def start_child(
     def run() -> None:
         try:
             process = subprocess.Popen(command, env=environment, **options)
-        except Exception as error:  # noqa: BLE001  raised where the child is asked for
+        except Exception as error:  # noqa: BLE001  raised to the caller of `start_child`
             started.put(error)
             return
         started.put(process)
         if sys.platform == "linux":
-            # It takes the thread that started a child for its parent: this one stays as long as the child.
+            # Linux takes the thread that started a child for its parent, so this one lives as long as the child.
             with contextlib.suppress(ChildProcessError):
                 os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
@@ -83,8 +83,8 @@ def start_child(
 
 
 def die_with_parent(parent: int) -> None:
-    """Has this process killed when `parent` ends, even while it is stopped. Interrupts and requests to end that a
-    terminal or a supervisor sends to the whole group are left to the parent, which ends its children in order.
+    """Lets the system kill this process when `parent` ends, even while it is stopped. Ignores SIGINT and SIGTERM, which
+    a terminal or a supervisor may send to the whole group: the parent ends its children in order.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -92,23 +92,23 @@ def die_with_parent(parent: int) -> None:
 
 
 def _tie(parent: int) -> None:
-    """Has this process, or the program that takes its place, killed when `parent` ends."""
+    """Lets the system kill this process, or the program that replaces it, when `parent` ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it has ended before
+    if os.getppid() != parent:  # the parent has ended already
         sys.exit(1)
 
 
 def tied(command: Sequence[str]) -> list[str]:
-    """Returns the command that runs another one, to be killed when the thread that starts it ends, or its process. The
-    thread has to stay. Only Linux tells a child of that."""
+    """Returns a command that runs `command` and is killed when the thread that starts it ends, or its process; so the
+    thread must stay alive. Only Linux supports this."""
     if sys.platform != "linux":
         return list(command)
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
 def _run_tied(parent: int, command: list[str]) -> NoReturn:
-    """Becomes `command`, with the signals as a new process has them: Python ignores some."""
+    """Replaces this process by `command`, with default signal handlers: Python ignores some signals."""
     _tie(parent)
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Messages to and from a worker process: MessagePack in frames, each after 4 bytes of its length."""
+"""Messages to and from a worker process: MessagePack frames, each preceded by its length in 4 bytes."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ MAX_FRAME_BYTES = 64 << 20
 
 
 class Limits(msgspec.Struct, frozen=True, tag="limits"):
-    """First of all: what one job may use. The process ends by itself past twice the processor time."""
+    """First message: the limits of one job. Beyond twice the processor time the process ends by itself."""
 
     memory_bytes: int
     seconds: float
 
 
 class Lower(msgspec.Struct, frozen=True, tag="lower"):
-    """Write a constraint as a grammar. Answered by Lowered."""
+    """Asks for a constraint to be lowered to a grammar. Answer: Lowered."""
 
     spec: JsonSchema | Regex | Choice | Lark | Gbnf
 
 
 class Check(msgspec.Struct, frozen=True, tag="check"):
-    """Say what is wrong with a finished value; `formats` are those to look at. Answered by Checked."""
+    """Asks for the faults of a finished value; `formats` are those to check. Answer: Checked."""
 
     schema: str
     text: str
@@ -39,7 +39,7 @@ class Check(msgspec.Struct, frozen=True, tag="check"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The process takes jobs."""
+    """The process is ready for jobs."""
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
@@ -55,11 +55,11 @@ class Tabulated(msgspec.Struct, frozen=True, tag="tabulated"):
 
 
 class Interrupted(msgspec.Struct, frozen=True, tag="interrupted"):
-    """The job was asked to stop before it was done."""
+    """The job was interrupted before it was done."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """A GrammarError. `code` says of which kind."""
+    """A GrammarError. `code` gives its class."""
 
     code: str
     reason: str
@@ -81,7 +81,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """Our own fault: the traceback."""
+    """An internal error, with its traceback."""
 
     traceback: str
 
@@ -93,7 +93,7 @@ FromWorker = Ready | Answer
 
 
 def frame(message: msgspec.Struct) -> bytes:
-    """`message` as it goes through a pipe. Raises ValueError if it is too large or holds text that is not Unicode."""
+    """Encodes `message` as a frame. Raises ValueError if it is too large or holds text that is not Unicode."""
     data = msgspec.msgpack.encode(message)
     if len(data) > MAX_FRAME_BYTES:
         raise ValueError(f"a message has {len(data)} bytes, at most {MAX_FRAME_BYTES} are possible")
@@ -107,11 +107,11 @@ _SMALL_KEYWORDS = frozenset(
     {"$schema", "$id", "$comment", "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"}
     | {"type", "enum", "const", "properties", "required", "items", "minimum", "maximum", "additionalProperties"}
 )
-"""Those that say something about one place each: lowering a schema of them takes time in proportion to its size."""
+"""Keywords that concern one place each, so that lowering a schema of them takes time in proportion to its size."""
 
 
 def is_small(spec: JsonSchema | Regex | Choice | Lark | Gbnf) -> bool:
-    """Returns whether lowering `spec` is certain to take no time."""
+    """Returns True if lowering `spec` is certain to take almost no time."""
     match spec:
         case JsonSchema(schema=text):
             return len(text) <= MAX_SMALL_CHARS and _is_small_schema(text)
@@ -119,7 +119,7 @@ def is_small(spec: JsonSchema | Regex | Choice | Lark | Gbnf) -> bool:
             return sum(map(len, options)) <= MAX_SMALL_CHARS
         case Regex(pattern=text) | Lark(grammar=text):
             return len(text) <= MAX_SMALL_CHARS
-        case Gbnf():  # how its terminals clash takes a search, which a few repetitions make long
+        case Gbnf():  # finding clashes of its terminals takes a search, which a few repetitions make long
             return False
 
 

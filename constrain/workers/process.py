@@ -1,4 +1,4 @@
-"""A worker process as seen from outside: it does one job at a time, and can be interrupted or killed at any moment."""
+"""Handles of worker processes: each does one job at a time and can be interrupted or killed at any moment."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ logger = logging.getLogger("bough.constrain")
 MEMORY_BYTES = 1536 << 20
 START_TIMEOUT_S = 30.0
 RETRY_START_S = 60.0
-"""After a process could not be started, how long none is tried."""
+"""Time after a failed start before another process is started."""
 TICK_S = 0.05
-"""Time between two looks at a job under way."""
+"""Time between two checks of a running job."""
 INTERRUPT_TIMEOUT_S = 0.5
-"""Time that an interrupted process may go on, in native code, before it is killed."""
+"""Time that an interrupted process may spend in native code before it is killed."""
 EXIT_TIMEOUT_S = 1.0
 KILL_TIMEOUT_S = 2.0
-"""Time within which a killed process is gone. One that waits within a driver or a file system may stay for ever."""
+"""Time to wait for a killed process to be gone. One blocked in a driver or a file system may stay forever."""
 
 
 class ProcessEndedError(RuntimeError):
@@ -38,22 +38,22 @@ class ProcessEndedError(RuntimeError):
 
 
 class ProcessKilledError(ProcessEndedError):
-    """It was killed from outside, for one by a system that has too little memory: its job need not be to blame."""
+    """The process was killed from outside, for example for lack of memory: its job need not be to blame."""
 
 
 class LateError(RuntimeError):
-    """The job was given up, or the process did not start in time. It was killed."""
+    """The job was given up, or the process did not start in time. The process was killed."""
 
 
 class NoProcessError(RuntimeError):
-    """Raised when no process can be started here."""
+    """No process can be started."""
 
 
 class WorkerProcess:
-    """Runs `constrain/worker.py`. Used by one thread at a time, but for `kill`."""
+    """Handle of a process that runs `constrain/worker.py`. Used by one thread at a time, except for `kill`."""
 
     def __init__(self, *, memory_bytes: int, seconds: float) -> None:
-        """Starts it; does not wait until it is ready. Raises OSError if no process can be started."""
+        """Starts the process without waiting until it is ready. Raises OSError if no process can be started."""
         self._process = start_child(
             f"{__package__}.worker",
             variables={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
@@ -64,7 +64,7 @@ class WorkerProcess:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._stdin = self._process.stdin
         self._stdout = self._process.stdout
-        os.set_blocking(self._stdin.fileno(), False)  # a pipe holds less than some jobs have
+        os.set_blocking(self._stdin.fileno(), False)  # some jobs are larger than a pipe's buffer
         self._room = select.poll()
         self._room.register(self._stdin, select.POLLOUT)
         self._poll = select.poll()
@@ -72,7 +72,7 @@ class WorkerProcess:
         self._decoder = msgpack_decoder(FromWorker)
         self._ready = False
         self._closed = False
-        with contextlib.suppress(BrokenPipeError):  # seen when it is waited for
+        with contextlib.suppress(BrokenPipeError):  # noticed when its answer is awaited
             self._stdin.write(frame(Limits(memory_bytes, seconds)))
 
     @property
@@ -85,22 +85,22 @@ class WorkerProcess:
 
     @property
     def clock(self) -> Clock:
-        """Its processor time."""
+        """Clock of the process's processor time."""
         return clock_of_process(self._process.pid)
 
     def wait_until_ready(self) -> None:
-        """Raises ProcessEndedError, LateError: it did not start."""
+        """Waits until the process is ready. Raises ProcessEndedError, LateError: it did not start."""
         if not self._ready:
             answer = self._receive(time.monotonic() + START_TIMEOUT_S)
             assert isinstance(answer, Ready)
             self._ready = True
 
     def do(self, job: Job, *, crowded: Callable[[], bool], given_up: Callable[[], bool]) -> Answer:
-        """The answer to `job`, which is interrupted if others should go first (`crowded`).
+        """Returns the answer to `job`, which is interrupted if others should go first (`crowded`).
 
         Raises:
-            LateError: nobody waits for it any more (`given_up`).
-            ProcessEndedError: the process broke down over it, or was killed.
+            LateError: the job is no longer needed, or its time is over (`given_up`).
+            ProcessEndedError: the process crashed, or was killed.
         """
         self._send(job, given_up)
         while not self._poll.poll(TICK_S * 1000):
@@ -114,12 +114,12 @@ class WorkerProcess:
         return answer
 
     def kill(self) -> None:
-        """Ends it at once; whoever uses it sees to the rest. Any thread may ask for it."""
+        """Kills the process; its user cleans up. May be called from any thread."""
         self._process.kill()
 
     def close(self, *, kill: bool = False) -> None:
-        """Ends it, in order or at once, and waits until it is gone. One that is not ready yet has nothing to end.
-        Closing twice is fine."""
+        """Ends the process, in order or by force, and waits until it is gone. One that is not ready yet is killed: it
+        has nothing to finish. May be called twice."""
         if self._closed:
             return
         self._closed = True
@@ -181,8 +181,8 @@ class WorkerProcess:
         return bytes(parts)
 
     def _end(self) -> NoReturn:
-        """Raises the error of a process that has closed its end."""
-        self._ends_within(EXIT_TIMEOUT_S)  # so that the status is not that of a kill from here
+        """Raises the error of a process that has closed its end of the pipe."""
+        self._ends_within(EXIT_TIMEOUT_S)  # so that its own exit status is read, not that of a kill from here
         status = self._process.returncode
         self.close(kill=True)
         kind = ProcessKilledError if status == -signal.SIGKILL else ProcessEndedError
@@ -190,18 +190,18 @@ class WorkerProcess:
 
 
 class Processes:
-    """Worker processes that wait for jobs. Started when first needed. Thread-safe."""
+    """Pool of idle worker processes, started on demand. Thread-safe."""
 
     def __init__(self, max_idle: int, timeout_s: float) -> None:
         self._max_idle = max_idle
         self._timeout_s = timeout_s
-        self._lock = RLock()  # a collection of garbage may come in between, and close it
+        self._lock = RLock()  # reentrant: garbage collection may close the pool meanwhile
         self._idle: list[WorkerProcess] = []
         self._closed = False
         self._retry_at = 0.0
 
     def take(self) -> WorkerProcess:
-        """One that is ready. Raises NoProcessError."""
+        """Takes a process that is ready, or starts one. Raises NoProcessError."""
         while True:
             with self._lock:
                 process = self._idle.pop() if self._idle else None
@@ -212,7 +212,7 @@ class Processes:
             process.close()
 
     def start_ahead(self) -> None:
-        """Starts one, if none is there and one can be started, and does not wait for it: `take` does."""
+        """Starts a process if none is idle and one can be started, without waiting for it: `take` does."""
         with self._lock:
             if self._idle or self._closed:
                 return
@@ -231,7 +231,7 @@ class Processes:
             return [process.process_id for process in self._idle]
 
     def kill(self) -> None:
-        """Ends those that wait at once; `close` sees to the rest."""
+        """Kills the idle processes; `close` cleans up."""
         with self._lock:
             for process in self._idle:
                 process.kill()

@@ -1,4 +1,4 @@
-"""Runs compilations side by side: on threads, the interpretable part in processes, each with a share of the time."""
+"""Compile service: runs compilations concurrently, native code on threads and Python in processes, in fair shares."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ from .turns import Share, Turns, rank
 logger = logging.getLogger("bough.constrain")
 
 SLICE_S = 0.1
-"""Processor time of a task before it makes room for others, if others wait; four times as much each time it comes
-again."""
+"""Processor time of a task before it is preempted if others wait; four times as much after each preemption."""
 SLOWDOWN = 10
-"""Times as long it may take for that, as others keep the processors busy."""
+"""Wall-clock time for such a slice, in multiples of its processor time, since other work may keep the machine busy."""
 MIN_SHARE_S = 0.3
-"""Processor time that each task gets, however long it waited, within `PATIENCE_S`."""
+"""Processor time that each task gets within `PATIENCE_S`, however long it has waited."""
 PATIENCE_S = 30.0
-"""Time after which a task has failed whatever the machine is busy with."""
+"""Time after which a task fails even if the machine is busy with other work."""
 EXIT_TIMEOUT_S = 5.0
 MAX_EXTRA_THREADS = 8
-"""Threads beside the regular ones while those are held by native code."""
+"""Most additional threads while native code holds the regular ones."""
 
 T = TypeVar("T")
 
@@ -41,23 +40,23 @@ class _NoThreadError(Exception):
 
 
 class _PreemptedError(Exception):
-    """The task makes room for others, and starts anew later."""
+    """The task is preempted and starts anew later."""
 
 
 @dataclass(eq=False)
 class _Task:
-    """Work to be done for a future.
+    """Work whose result settles a future.
 
-    shares       of those who wait for it; the first asked for it
-    payer        of them, whose turn it takes while it runs, or took last
-    level        how often it was preempted
-    begun        when it, or the part of it that runs now, began
-    clock        of the processor time of what runs it now, a thread or a process; None while it waits
-    clock_begun  what that showed at first
-    used_s       processor time that it took before that, since it began anew
-    shared_s     processor time that it had before it was preempted
-    error        why it was given up, if it was
-    remote       what runs now is a process, or its start, or what is made for all tasks
+    shares       shares of the tenants that wait for it; the first one submitted it
+    payer        the share that is charged while it runs, or was last
+    level        number of preemptions
+    begun        time at which it, or its current part, began
+    clock        processor time of the thread or process that runs it; None while it waits
+    clock_begun  reading of `clock` at the start
+    used_s       processor time used on previous clocks since it last started anew
+    shared_s     processor time used before its preemptions
+    error        reason why it was given up; None if it was not
+    remote       its current part is a process, the start of one, or work done for all tasks
     """
 
     work: Callable[[Turn], Any]
@@ -76,18 +75,18 @@ class _Task:
     error: GrammarError | None = None
 
     def time_anew_by(self, clock: Clock | None) -> None:
-        """Begins with no time taken."""
+        """Resets the time used and continues by `clock`."""
         self.clock, self.used_s = None, 0.0
         self.time_by(clock)
 
     def time_by(self, clock: Clock | None) -> None:
-        """Goes on by another clock."""
+        """Continues by another clock."""
         self.used_s = self.processor_s
         self.clock, self.clock_begun = clock, 0.0 if clock is None else clock()
 
     @property
     def processor_s(self) -> float:
-        """Processor time that it has taken since it began anew."""
+        """Processor time used since the task last started anew."""
         if self.clock is None:
             return self.used_s
         try:
@@ -99,10 +98,10 @@ class _Task:
 class CompileService:
     """Runs tasks. Thread-safe.
 
-    A task is too complex if it takes `timeout_s` of processor time at one go. It is late if others wait, that long
-    after it was submitted, but never before it had `MIN_SHARE_S`. When many wait, tenants take turns, and the tasks of
-    one run for a slice each, so that those that hang hold nobody up. What a task does in a process (`Turn.do`) is
-    killed at its end; native code on a thread of ours is left to itself, and another thread takes its place.
+    A task is too complex if it takes `timeout_s` of processor time in one run. If others wait, it is late that long
+    after its submission, but never before it has had `MIN_SHARE_S`. When many wait, tenants take turns, and the tasks
+    of a tenant run for a slice each, so that a task that hangs delays no other. When a task's time is over, its job in
+    a process (`Turn.do`) is killed; native code on a thread continues unheeded, and another thread takes its place.
     """
 
     def __init__(self, *, num_threads: int, timeout_s: float) -> None:
@@ -118,27 +117,27 @@ class CompileService:
         self._running: list[_Task] = []
         self._turns = Turns()
         self._num_abandoned = 0
-        self._timed_from = 0.0  # when the last thing was made that is no task's fault
+        self._timed_from = 0.0  # end of the last work that is charged to no task
         self._threads: list[Thread] = []
         self._watcher: Thread | None = None
 
     @property
     def num_waiting(self) -> int:
-        """Tasks that have not begun, or make room for others."""
+        """Number of tasks that have not begun or are preempted."""
         with self.lock:
             return len(self._waiting)
 
     @property
     def process_ids(self) -> list[int]:
-        """Ids of the processes that are there to be used or in use."""
+        """Ids of the idle and busy processes."""
         with self.lock:
             busy = [task.process.process_id for task in self._running if task.process is not None]
         return [*busy, *self.processes.idle_ids()]
 
     def submit(self, work: Callable[[Turn], T], future: Future[T], *, urgent: bool = False, tenant: str = "") -> None:
-        """Sets `future` to what `work` returns or raises. Urgent work is begun before any other of its tenant.
+        """Sets `future` to what `work` returns or raises. Urgent work begins before any other of its tenant.
 
-        It is a CompileLateError if no threads can be started, which the next call tries again.
+        Sets it to a CompileLateError if no thread can be started; the next call tries again.
         """
         try:
             self._begin(work, future, urgent=urgent, tenant=tenant)
@@ -160,14 +159,14 @@ class CompileService:
                 self._watched.notify()
 
     def join(self, future: Future[Any], tenant: str) -> None:
-        """Hears that `tenant` waits for `future`, too: its task comes when the first of those who wait has a turn."""
+        """Adds `tenant` to those that wait for `future`: its task runs as soon as one of them has a turn."""
         with self.lock:
             for task in self._waiting:
                 if task.future is future and all(share.tenant != tenant for share in task.shares):
                     task.shares.append(self._turns.enter(tenant))
 
     def drop(self, future: Future[Any]) -> bool:
-        """Forgets a task that is not running; False if there is none."""
+        """Drops the task of `future` unless it is running; returns False if there is none."""
         with self.lock:
             dropped = [task for task in self._waiting if task.future is future]
             self._waiting = [task for task in self._waiting if task.future is not future]
@@ -176,24 +175,24 @@ class CompileService:
             return bool(dropped)
 
     def _leave(self, task: _Task) -> None:
-        """A task is over, however it ended."""
+        """Removes a task that has ended from the shares of its tenants."""
         for share in task.shares:
             self._turns.leave(share.tenant)
 
     def close(self) -> None:
-        """Ends the processes, and the threads that are not inside native code. What is not done yet fails."""
+        """Ends the processes, and the threads that are not inside native code. Unfinished tasks fail."""
         atexit.unregister(self._exit)
         self._close(wait_s=1.0)
 
     def discard(self) -> None:
-        """Ends all without waiting: whoever made it has gone. Nothing happens in a process that was forked off."""
+        """Ends the service without waiting, since its owner is gone. Does nothing in a forked process."""
         if os.getpid() == self._process_id:
             atexit.unregister(self._exit)
             self.processes.kill()
             self._close(wait_s=0.0)
 
     def _exit(self) -> None:
-        """Ends all at the interpreter's end: a thread cut off inside native code takes the whole process with it."""
+        """Ends the service at the interpreter's exit: a thread stopped inside native code would crash the process."""
         self._close(wait_s=EXIT_TIMEOUT_S)
 
     def _close(self, wait_s: float) -> None:
@@ -228,7 +227,7 @@ class CompileService:
             self._start_thread()
 
     def _start_thread(self) -> None:
-        """Starts a thread that does tasks. If there is none to be had, the watcher tries again."""
+        """Starts a thread that runs tasks. If none can be started, the watcher tries again."""
         thread = Thread(target=self._work, name="grammar-compile", daemon=True)
         try:
             thread.start()
@@ -242,7 +241,7 @@ class CompileService:
             pass
 
     def _run_next(self) -> bool:
-        """Does one task; False when the thread is to end. A thread that waits remembers no task, nor whose it was."""
+        """Runs one task; returns False when the thread is to end. A waiting thread holds no reference to past tasks."""
         task = self._next()
         if task is None:
             return False
@@ -250,9 +249,9 @@ class CompileService:
         error: BaseException | None = None
         try:
             result = task.work(Turn(self, task))
-        except Exception as failure:  # noqa: BLE001  # it is raised from the future, where someone waits for it
+        except Exception as failure:  # noqa: BLE001  # raised where the future is awaited
             error = failure
-        except BaseException as failure:  # noqa: BLE001  # a panic of native code must not end who waits for it
+        except BaseException as failure:  # noqa: BLE001  # a panic of native code must not end the waiting thread
             error = RuntimeError(f"the constraint could not be compiled: {failure}")
             error.__cause__ = failure
         if self._settle(task, preempted=isinstance(error, _PreemptedError)):
@@ -263,7 +262,7 @@ class CompileService:
         return True
 
     def _next(self) -> _Task | None:
-        """The next task of this thread; None when it is to end."""
+        """Returns the next task of this thread; None when it is to end."""
         with self.lock:
             while not self._waiting and not self.closed and not self._has_spare_threads():
                 self._arrived.wait()
@@ -280,9 +279,9 @@ class CompileService:
             return task
 
     def _settle(self, task: _Task, *, preempted: bool) -> bool:
-        """Returns whether the future of a task that has run is to be set now."""
+        """Returns True if the future of a task that has run is to be set now."""
         with self.lock:
-            if task not in self._running:  # its time was over, or all is over
+            if task not in self._running:  # its time was over, or the service is closed
                 self._num_abandoned -= not self.closed
                 return False
             self._stop(task)
@@ -297,7 +296,7 @@ class CompileService:
             return not preempted
 
     def _stop(self, task: _Task) -> None:
-        """A task runs no more: who pays for it has had its time."""
+        """Takes a task off the running ones and charges its time to its payer."""
         self._running.remove(task)
         task.payer.num_running -= 1
         task.payer.used += task.processor_s
@@ -306,7 +305,7 @@ class CompileService:
         return len(self._threads) > self._num_threads + min(self._num_held(), MAX_EXTRA_THREADS)
 
     def _num_held(self) -> int:
-        """Threads that native code holds for longer than a slice."""
+        """Returns the number of threads that native code has held for longer than a slice."""
         before = time.monotonic() - SLICE_S
         held = sum(not task.remote and task.begun <= before for task in self._running)
         return held + self._num_abandoned
@@ -314,16 +313,16 @@ class CompileService:
     # Time
 
     def is_running(self, task: _Task) -> bool:
-        """Returns whether somebody still waits for `task`."""
+        """Returns True if `task` has been neither given up nor ended."""
         return task in self._running
 
     def gives_up(self, task: _Task) -> bool:
-        """Returns whether nobody waits for `task` any more, or its time is over: `task.error` says so."""
+        """Returns True if `task` is no longer needed, or if its time is over, which `task.error` then says."""
         task.error = self.verdict(task)
         return task.error is not None or not self.is_running(task)
 
     def verdict(self, task: _Task) -> GrammarError | None:
-        """The error of a task whose time is over; None as long as it is not."""
+        """Returns the error of a task whose time is over; None if it is not."""
         used_s = task.processor_s
         if used_s >= self._timeout_s:
             reason = f"the constraint takes longer than {self._timeout_s:g} s of processor time to compile"
@@ -335,16 +334,16 @@ class CompileService:
         return None
 
     def begin_timing(self, task: _Task) -> None:
-        """The time of all tasks counts from now on; what `task` did so far is not its own."""
+        """Restarts the timing of all tasks: what `task` has done so far is not charged to it."""
         with self.lock:
             task.remote = False
             task.begun = self._timed_from = time.monotonic()
             task.time_anew_by(clock_of_this_thread())
 
     def should_make_room(self, task: _Task) -> bool:
-        """Returns whether others should go before `task`: of its tenant those that were preempted less often, or as
-        often once it has run for a slice. Those of tenants that have had less go before it after a slice, too; or if
-        it was preempted more often than they, and another task of its tenant runs as well.
+        """Returns True if other tasks should go before `task`. Of the same tenant these are tasks with fewer
+        preemptions, and once it has run for a slice, those with as many. Tasks of tenants that have had less go before
+        it after a slice too; or earlier, if they have fewer preemptions and fewer of their tenant's tasks run.
         """
         spent = max(task.processor_s, (time.monotonic() - task.begun) / SLOWDOWN)
         has_had_slice = spent >= SLICE_S * 4**task.level
@@ -363,7 +362,7 @@ class CompileService:
             return False
 
     def _rank(self, task: _Task) -> tuple[int, float]:
-        """The rank of the one of those who wait for it whose turn comes first."""
+        """Returns the rank of the waiting tenant whose turn comes first."""
         return min(map(rank, task.shares))
 
     def _watch(self) -> None:
@@ -371,7 +370,7 @@ class CompileService:
             pass
 
     def _fail_late(self) -> bool:
-        """Fails the tasks whose time is over, or else waits a while; False at the end."""
+        """Fails the tasks whose time is over, or waits if there are none; returns False once the service is closed."""
         with self.lock:
             if self.closed:
                 return False
@@ -393,25 +392,25 @@ class CompileService:
         return True
 
     def _tasks(self) -> list[_Task]:
-        """The tasks whose time nobody else looks at. A first start is not their fault."""
+        """Returns the tasks whose time no other thread checks. The first start of a process is not charged to them."""
         running = (task for task in self._running if not task.remote or (task.process is None and task.level > 0))
         return [*running, *self._waiting]
 
 
 class Turn:
-    """Services that a task may ask for while it runs."""
+    """Interface of the service for a running task."""
 
     def __init__(self, service: CompileService, task: _Task) -> None:
         self._service = service
         self._task = task
 
     def do(self, job: Job) -> Done | Checked | Tabulated:
-        """The answer of a process to `job`.
+        """Returns the answer of a process to `job`.
 
         Raises:
-            NoProcessError: there is no process to do it.
-            GrammarError: the job refuses its constraint, or takes too much time or memory; a CompileLateError if it is
-                not to blame.
+            NoProcessError: no process is available.
+            GrammarError: the job refuses its constraint, or takes too much time or memory; a CompileLateError if the
+                job is not to blame.
         """
         service, task = self._service, self._task
         with service.lock:
@@ -437,10 +436,10 @@ class Turn:
         return self._read(answer)
 
     def yield_to_others(self) -> None:
-        """Ends the task on this thread if others should go first, in which case it starts anew later.
+        """Preempts the task if others should go first; it then starts anew later.
 
         Raises:
-            GrammarError: nobody waits for the task any more.
+            GrammarError: the task is no longer needed.
         """
         if not self._service.is_running(self._task):
             raise CompileLateError("the constraint is no longer needed")
@@ -448,7 +447,7 @@ class Turn:
             raise _PreemptedError
 
     def prepare(self, work: Callable[[], Any]) -> None:
-        """Makes what all tasks need, once: of no task's time."""
+        """Does work that all tasks need, once, without charging its time to any task."""
         self._task.remote = True
         try:
             work()
@@ -456,13 +455,13 @@ class Turn:
             self._service.begin_timing(self._task)
 
     def extend(self) -> None:
-        """Gives the task its time once more, for something else than what took too long."""
+        """Grants the task its time once more, for an alternative to what took too long."""
         with self._service.lock:
             self._task.submitted = time.monotonic()
             self._task.time_anew_by(clock_of_this_thread())
 
     def _ask_twice(self, job: Job) -> Answer:
-        """Asks again where a process ended: what ends it need not be its job."""
+        """Sends a job again if its process ended, since the job need not be the cause."""
         try:
             return self._ask(job)
         except ProcessEndedError:
@@ -475,7 +474,7 @@ class Turn:
         process = service.processes.take()
         try:
             with service.lock:
-                if not service.is_running(task):  # its time was over before there was a process for it
+                if not service.is_running(task):  # its time was over before a process was available
                     raise LateError
                 task.process, task.begun = process, time.monotonic()
                 task.time_by(process.clock)

@@ -40,14 +40,14 @@ from .jobs import (
 )
 
 RECYCLE_BYTES = 512 << 20
-"""A process that once used more than this ends after its job: the memory does not go back otherwise."""
+"""Memory use beyond which a process ends after its job: otherwise the memory is not returned."""
 
 
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 def _peak_bytes() -> int:
-    """The most memory that this process has used. Linux counts to `ru_maxrss` what it was forked off from."""
+    """Returns the peak memory of this process. On Linux, `ru_maxrss` includes the process that it was forked from."""
     with contextlib.suppress(OSError), Path("/proc/self/status").open("rb") as file:
         for line in file:
             if line.startswith(b"VmHWM:"):
@@ -56,7 +56,7 @@ def _peak_bytes() -> int:
 
 
 class _Interrupt(BaseException):
-    """Ends the job under way."""
+    """Ends the current job."""
 
 
 class Worker:
@@ -78,7 +78,7 @@ class Worker:
             message = decoder.decode(data)
             if isinstance(message, Limits):
                 self._limits = message
-                with contextlib.suppress(ValueError, OSError):  # not every system can bound memory
+                with contextlib.suppress(ValueError, OSError):  # not every system can limit memory
                     resource.setrlimit(resource.RLIMIT_AS, (message.memory_bytes, message.memory_bytes))
                 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
                 self._write(Ready())
@@ -93,21 +93,21 @@ class Worker:
             self._idle = True
 
     def _import_ahead(self) -> None:
-        """Imports what most jobs need, and what others need unless a job waits already."""
+        """Imports what most jobs need, and unless a job already waits, what the others need."""
         from ..json_schema import lower as lower_schema  # noqa: F401, PLC0415
 
         if not select.select([self._source], [], [], 0)[0]:
             _import_validation()
 
     def _bound_processor_time(self) -> None:
-        """Native code that hangs ends with the process, even if nobody is left to kill it."""
+        """Sets a limit on processor time, so that native code that hangs ends even if no parent is left to kill it."""
         limit = int(time.process_time() + 2 * self._limits.seconds) + 1
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)
         resource.setrlimit(resource.RLIMIT_CPU, (limit, hard))
 
     def _answer(self, job: Job) -> Answer:
         if isinstance(job, Check):
-            _import_validation()  # here, where no interrupt cuts it off
+            _import_validation()  # here, where no interrupt stops it
         try:
             self._busy = True
             answer = Interrupted() if self._interrupted else self._attempt(job)
@@ -126,17 +126,17 @@ class Worker:
         except MemoryError:
             limit = self._limits.memory_bytes >> 20
             return Refused.of(GrammarTooComplexError(f"the constraint takes more than {limit} MiB to compile"))
-        except Exception:  # noqa: BLE001  # it is reported to who asked
+        except Exception:  # noqa: BLE001  # it is reported to the sender
             return Failed(traceback.format_exc())
 
     def _on_alarm(self, number: int, stack: FrameType | None) -> None:
         if self._busy:
-            self._busy = False  # so that a job is interrupted once, wherever it is
+            self._busy = False  # so that a job is interrupted only once
             raise _Interrupt
-        self._interrupted = not self._idle  # before the job has begun: what it needs is imported
+        self._interrupted = not self._idle  # before the job begins: its imports continue
 
     def _read(self) -> bytes:
-        """The next frame's data; empty at the end."""
+        """Returns the data of the next frame; empty at the end."""
         header = self._read_exactly(HEADER_BYTES)
         return self._read_exactly(int.from_bytes(header, "little")) if header else b""
 
@@ -156,11 +156,11 @@ class Worker:
 
 
 def _import_validation() -> None:
-    """Imports what checks need: after the first answer, if somebody waits for that, and before the first check."""
+    """Imports what checks need: before the first check, and after the first answer if one is awaited."""
     if "jsonschema" not in sys.modules:
         from ..json_schema import validate  # noqa: F401, PLC0415
 
-        gc.freeze()  # what is there by now stays: collections need not look through it
+        gc.freeze()  # permanent objects, which collections can skip
 
 
 def _do(job: Job) -> Done | Checked | Tabulated:
@@ -179,7 +179,7 @@ def main(parent: int) -> int:
     """Serves the process `parent` at the other end of standard input and output."""
     die_with_parent(parent)
     target = os.dup(1)
-    os.dup2(2, 1)  # what anything prints is no answer
+    os.dup2(2, 1)  # printed output must not be read as an answer
     with contextlib.suppress(BrokenPipeError):
         Worker(0, target).run()
     return 0

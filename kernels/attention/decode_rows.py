@@ -1,4 +1,4 @@
-"""Inputs of attention in a decode step that are on the device already."""
+"""Inputs of attention in a decode step that are already on the device."""
 
 from __future__ import annotations
 

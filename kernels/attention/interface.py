@@ -1,4 +1,4 @@
-"""The one attention interface: ragged query tokens over paged keys and values.
+"""Attention interface: ragged query tokens over paged keys and values.
 
 Prefill, a chunk of it, decode and the verification of drafts are the same call: each sequence brings its newest
 tokens as queries and attends over all its pages, causally.

@@ -1,4 +1,4 @@
-"""Attention in plain torch, short and obviously right: what the faster kernels are compared with."""
+"""Reference attention in plain torch, short and obviously correct, for comparison with the faster kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Between the QKV product and attention, in one launch: head norm, rotary positions, and the writes to the cache.
+"""Head norm, rotary positions and writes to the cache in one launch, between the QKV product and attention.
 
 Floor: every element of `qkv` is read once and written once, 2 * T * (H + 2 * G) * D elements, and the angles are read
 once per block of heads. A few FLOPs a byte: bandwidth alone counts, below a few hundred tokens the launch alone.

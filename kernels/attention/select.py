@@ -1,4 +1,4 @@
-"""Chooses the implementation for a device; no other place asks what the device is."""
+"""Chooses the implementation for a device; no other module depends on the kind of device."""
 
 from __future__ import annotations
 

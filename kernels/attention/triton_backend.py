@@ -1,4 +1,4 @@
-"""The attention backend of GPUs: plans ragged batches and decode steps, and runs Triton kernels on the paged cache."""
+"""Attention backend for GPUs: plans ragged batches and decode steps, and runs Triton kernels on the paged cache."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Grammars small enough to be tables: their states live and advance on the device, no host in between.
+"""Grammars small enough to be tables: their states live and advance on the device, without the host.
 
-A table is a deterministic automaton whose alphabet is classes of tokens that no state tells apart. The tables of all
-running grammars lie packed in one `GrammarPool` of fixed size, whose tensors never move, so that a CUDA graph may read
-them; a request has its place in the pool and a state number.
+A table is a deterministic automaton over equivalence classes of tokens. The tables of all running grammars are packed
+in one `GrammarPool` of fixed size, whose tensors never move, so that a CUDA graph may read them; a request has an
+offset in the pool and a state number.
 """
 
 from __future__ import annotations

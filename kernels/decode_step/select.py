@@ -1,4 +1,4 @@
-"""Steps of a decode around the model: fetches its tokens, draws the next ones, and keeps them."""
+"""Decode steps around the model: fetches its input tokens, draws the next ones, and stores them."""
 
 from __future__ import annotations
 

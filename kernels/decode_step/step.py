@@ -1,7 +1,7 @@
-"""The two ends of a decode step on the device: the last drawn tokens in, the newly drawn ones back.
+"""Start and end of a decode step on the device: reads the last drawn tokens, and stores the newly drawn ones.
 
-With these, a step needs nothing from the host while the same sequences go on. Floor: some 40 bytes a row, so one launch
-each is all their cost.
+With these, a step needs nothing from the host while the same sequences continue. Floor: about 40 bytes a row, so that
+each costs just one launch.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators

@@ -1,4 +1,4 @@
-"""Every operation in plain torch, short and obviously right: what the faster kernels are compared with."""
+"""Reference operations in plain torch, short and obviously correct, for comparison with the faster kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A decoder's operations, and products of few rows: their interface, and which implementation a device is given."""
+"""Operations of a decoder and products of few rows: their interface, and the choice of implementation for a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gate of the feed-forward network: silu(gate) * up.
+"""Gate of the feed-forward network: silu(gate) * up.
 
 Floor: 3 * T * N elements move, a handful of FLOPs each: bandwidth alone counts, and below a few hundred rows the
 launch alone. Shazeer 2020, arXiv 2002.05202.

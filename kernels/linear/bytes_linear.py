@@ -1,4 +1,4 @@
-"""A linear layer whose weight has one byte a number, in rows: int8 times `x` rounded to int8, or fp8 times `x`.
+"""Linear layer with a weight of one byte per number, in rows: int8 times `x` rounded to int8, or fp8 times `x`.
 
 Floor for [T, N] x [M, N]: max((M N + 2 T (M + N)) bytes, 2 T M N FLOPs): half of bfloat16's time for few rows. The
 product of integers is exact: a row's result depends on that row alone, however many there are, and FLOPs bound it at

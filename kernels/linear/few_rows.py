@@ -1,16 +1,16 @@
-"""A linear layer over plain numbers for 1 to 32 rows: a decode step's, where cuBLAS waits more than it reads.
+"""Linear layer over bfloat16 or float16 for 1 to 32 rows, those of a decode step, where cuBLAS is bound by latency.
 
-Floor for [T, N] x [M, N], all bfloat16 or float16: 2 (M N + T (M + N)) bytes. At a few megabytes a weight that is a
-microsecond or two, about what a program takes to start and to see its first numbers. So nearly all loads are under way
-at once: programs for every multiprocessor in one round, each with few blocks.
+Floor for [T, N] x [M, N], all bfloat16 or float16: 2 (M N + T (M + N)) bytes. For a weight of a few megabytes that is
+one or two microseconds, about the time in which a program starts and receives its first numbers. So nearly all loads
+are in flight at once: programs for every multiprocessor in one round, each with few blocks.
 
 One or two rows, and up to 4 by a weight of few rows, are multiplied without tensor cores, which would compute 8 or 16;
 each program adds whole sums, so that none waits for another. More rows are a product whose first operand is the weight;
 programs share sums, as in `tiles`. With GATED, the weight's halves are a gate's and an input's rows, and silu(gate) *
-up is stored, of both as rounded.
+up of the rounded results is stored.
 
-Where a row of x fits a program's registers, the residual's sum and its RMSNorm may be computed there, by each program
-anew, while the weight is on its way: one launch less, and the same numbers as `decoder.norm` rounds them.
+Where a row of x fits a program's registers, each program may compute the residual's sum and its RMSNorm anew while the
+weight is being loaded: one launch less, and the same rounded numbers as from `decoder.norm`.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 

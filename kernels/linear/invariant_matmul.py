@@ -1,14 +1,15 @@
-"""A linear layer whose every row is computed alike, whatever else is in the batch: to the bit.
+"""Batch-invariant linear layer: the result of a row does not depend, to the bit, on the rest of the batch.
 
-cuBLAS picks another kernel, with another order of sums, for each number of rows, so a token's numbers depend on how
-many others share its step. Here the sum over N runs in one fixed order, in one program, through one instruction.
+cuBLAS picks a different kernel, with a different order of sums, for each number of rows, so that a token's numbers
+depend on how many others share its step. Here the sum over N runs in one fixed order, in one program, through one
+instruction.
 
 Floor for [T, N] x [M, N]: max((M N + T (M + N)) * itemsize bytes, 2 T M N FLOPs); an H200 reads bfloat16 weights for as
-long as it computes at about 180 rows. Expected beside cuBLAS, as long as nothing is measured: equal at T <= 64 and
-M >= 4096, where both wait for the weights; 1.5 to 2 times its time where M is small (there are fewer programs than
+long as it computes at about 180 rows. Expected relative to cuBLAS, not measured yet: equal at T <= 64 and M >= 4096,
+where both wait for the weights; 1.5 to 2 times its time where M is small (there are fewer programs than
 multiprocessors, and the sum is not split) and for long prompts (smaller tiles, so more reading from L2).
 
-Why this suffices, and what others pay for it: He et al. 2025, "Defeating nondeterminism in LLM inference".
+Background, and the cost of other implementations: He et al. 2025, "Defeating nondeterminism in LLM inference".
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 

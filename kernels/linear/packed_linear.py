@@ -1,11 +1,11 @@
-"""A linear layer whose weight is packed integers of 4 or 8 bits: they become numbers in registers, on their way.
+"""Linear layer with a weight of packed integers of 4 or 8 bits, which are dequantised in registers.
 
 Floor for [T, N] x [M, N]: max((M N bits / 8 + scales + 2 T (M + N)) bytes, 2 T M N FLOPs): a quarter or half of
 bfloat16's time for few rows, and its own for hundreds. With 3.3 instructions a 4-bit code, an H200 issues about as fast
 as its memory feeds it; Marlin (Frantar et al. 2024, arXiv 2408.11743) has fewer, in CUDA.
 
-The weight is the product's first operand, which the tensor cores take from registers: nothing goes back to shared
-memory. There the codes are exact, as integers; scales are applied to sums of a group, in float32.
+The weight is the product's first operand, which the tensor cores read from registers: nothing is written back to
+shared memory. Codes are exact integers there; scales are applied to the sums of a group, in float32.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 

@@ -1,4 +1,4 @@
-"""Rounds each row of activations to int8 or fp8 by a scale of its own, and undoes the scales on a product of integers.
+"""Rounds each row of activations to int8 or fp8 by its own scale, and applies the scales to a product of integers.
 
 Floor: 3 bytes a number for the first (read in bfloat16, once; written), 6 for the second: both bound by memory.
 """

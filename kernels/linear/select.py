@@ -1,4 +1,4 @@
-"""Chooses how a device multiplies: by a quantised weight, few rows, or in bits that do not depend on the batch."""
+"""Chooses the product for a device: by a quantised weight, of few rows, or independent of the batch to the bit."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Tiles that a product is cut into, one a program or one for several: these share its sum.
+"""Tiles of a product, each computed by one program, or by several that share its sum.
 
-Each leaves its part, and the last one to arrive adds them in a fixed order. What tells the last one is a counter, not
-the clock: parts are added 0, 1, 2, ... whoever adds them, so the result is the same to the bit each time. The counter
-is 0 again afterwards, so that a CUDA graph can be replayed.
+Each of these stores its part, and the last one to arrive, as found by a counter, adds them in the fixed order 0, 1, 2,
+..., so that the result is the same to the bit each time. The counter is 0 again afterwards, so that a CUDA graph can be
+replayed.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 

@@ -1,4 +1,4 @@
-"""The CPU library, written in C (source/): whole forward passes over quantised weights, and draws.
+"""CPU library, written in C (source/): whole forward passes over quantised weights, and draws.
 
-Weights in tiles and flat batches come in through ctypes, logits and tokens go out. Only `packed` imports torch.
+Weights in tiles and flat batches come in through ctypes; logits and tokens go out. Only `packed` imports torch.
 """

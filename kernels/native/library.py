@@ -1,4 +1,4 @@
-"""The compiled CPU library: found beside this file, loaded once, its functions and structures typed."""
+"""Bindings of the compiled CPU library: loaded once from beside this file, with typed functions and structures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The threads that the CPU library computes with."""
+"""Threads of the CPU library."""
 
 from __future__ import annotations
 

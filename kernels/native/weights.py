@@ -1,4 +1,4 @@
-"""Weights in the CPU library's tiles, from GGUF's blocks; no torch."""
+"""Weights in the CPU library's tiles, from GGUF's blocks, without torch."""
 
 from __future__ import annotations
 

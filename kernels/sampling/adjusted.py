@@ -1,4 +1,4 @@
-"""Logits after penalties, bias and mask, in torch: for log-probabilities of few rows. The sampler writes none.
+"""Logits after penalties, bias and mask, in torch, for log-probabilities of few rows; the sampler writes none.
 
 Floor: reads and writes of R * V floats, some ten times over, and 1 to 5 us a launch.
 """

@@ -1,7 +1,7 @@
-"""The likeliest tokens of rows of logits, in two launches: those of each piece, then those of all pieces.
+"""Likeliest tokens of rows of logits, in two launches: those of each piece, then those of all pieces.
 
-A program takes the largest key of its piece, and the next, as often as tokens are asked for. A key is a logit's order
-and behind it the token id: keys are distinct whole numbers, and nothing depends on how a maximum is found.
+A program takes the largest key of its piece, and then the next, once for each token requested. A key is the rank of a
+logit followed by the token id: keys are distinct integers, so the result does not depend on how a maximum is found.
 
 Floor: one read of the logits. Expected on an H200 for 20 tokens of few rows: a chain of 20 maxima, some 0.4 us each,
 twice: 15 to 20 us, whatever the vocabulary. 64 rows of 151,936 are 4,800 programs, 16 at once a multiprocessor: 30 us.

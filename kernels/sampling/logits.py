@@ -1,4 +1,4 @@
-"""Shared by the sampling kernels: a block of a row's adjusted logits, its weights and bins, and what a draw updates.
+"""Shared parts of the sampling kernels: blocks of a row's adjusted logits, weights and bins, and the updates of a draw.
 
 A block is LINES * 32 tokens, a tile [LINES, 32] with a mask word a line. Its borders depend on the vocabulary alone.
 """

@@ -1,4 +1,4 @@
-"""Records what programs got from a backend, and plays it back: tests of programs run offline, in milliseconds."""
+"""Recording and playback of the events that programs get from a backend: their tests run offline, in milliseconds."""
 
 from __future__ import annotations
 

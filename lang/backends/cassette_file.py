@@ -1,4 +1,4 @@
-"""The file of a cassette: which program got which events, one line each, so that it can be read and compared."""
+"""File format of cassettes: programs and their events, one per line, so that files can be read and compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A backend with scripted answers, for the unit tests of programs: no model, no server."""
+"""Backend with scripted answers for unit tests of programs: no model, no server."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Fixtures: `bough_replay`, a backend that plays back `cassettes/<module>/<test>.jsonl` beside the test's file, and
 `bough_mock`, a MockBackend; programs of the test that name no backend run on it. Options: `--bough-record` and
-`--bough-backend`. Nothing else of bough is imported before a test asks for one of them.
+`--bough-backend`. Nothing else of bough is imported before a test requests one of the fixtures.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Makes a compiled program of a function: traces it, and optimises what it recorded."""
+"""Compiles a function to a program: traces it, and optimises the recording."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cost of a program at most, before anything runs: calls, tokens, what the cache gives, the longest chain."""
+"""Upper bounds on the cost of a program before it runs: calls, tokens, cache hits, the longest chain."""
 
 from __future__ import annotations
 

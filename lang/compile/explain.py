@@ -1,4 +1,4 @@
-"""Says what a program will do and cost before anything runs; of one that cannot be compiled, why, and what is known."""
+"""Explains a program's steps and cost before it runs; for one that cannot be compiled, the reason and what is known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program as text that people read: a line for each instruction, indented by its branch and block."""
+"""Readable listing of a program: a line for each instruction, indented by its branch and block."""
 
 from __future__ import annotations
 

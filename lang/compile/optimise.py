@@ -1,4 +1,4 @@
-"""Makes a compiled program cheaper without changing any token: what nobody reads is dropped, what can wait waits."""
+"""Optimises a compiled program without changing any token: drops unused values, and defers what can wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Placeholders for values that are not known while a program is compiled: they can be written, not looked at."""
+"""Placeholders for values that are unknown while a program is compiled: they can be written, but not inspected."""
 
 from __future__ import annotations
 

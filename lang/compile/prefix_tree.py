@@ -1,4 +1,4 @@
-"""The tokens of a program as the prefix cache holds them: a tree, and when each is computed."""
+"""Tokens of a program as a tree, as in the prefix cache, with the time at which each is computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Result of a program's body in two forms: as data, and as a recipe that makes it again of the texts of a run."""
+"""Result of a program's body in two forms: as data, and as a recipe that rebuilds it from the texts of a run."""
 
 from __future__ import annotations
 

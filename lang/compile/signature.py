@@ -1,4 +1,4 @@
-"""The parameters of a program's body: as JSON, and what stands for them while it is compiled."""
+"""Parameters of a program's body: as JSON, and their placeholders while it is compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a program's body once, with placeholders for what is not known, and keeps the instructions that it records."""
+"""Traces a program: runs its body once with placeholders for unknown values, and keeps the recorded instructions."""
 
 from __future__ import annotations
 

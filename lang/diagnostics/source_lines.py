@@ -1,4 +1,4 @@
-"""Lines of the user's code: where instructions were recorded, and those that errors name and tracebacks show."""
+"""Lines of the user's code: those at which instructions were recorded, and those shown in errors and tracebacks."""
 
 from __future__ import annotations
 

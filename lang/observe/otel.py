@@ -1,4 +1,4 @@
-"""The switch for OpenTelemetry spans of programs. When off, it costs nothing and imports nothing."""
+"""Switch for OpenTelemetry spans of programs. When off, it costs nothing and imports nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of programs, named as the semantic conventions for generative AI say."""
+"""OpenTelemetry spans of programs, named by the semantic conventions for generative AI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conditions on generated values, as a program's author writes them: the engine decides them while the program runs."""
+"""Conditions on generated values, written by the author of a program and decided by the engine while it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expressions, which can be appended to a program: generations, roles, images, and sequences of these and text."""
+"""Expressions that can be appended to a program: generations, roles, images, and sequences of these and text."""
 
 from __future__ import annotations
 

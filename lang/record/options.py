@@ -1,4 +1,4 @@
-"""Options as users give them: names, types, errors, and how those of a `gen` override those of the whole run."""
+"""Options given by users: names, types, errors, and the precedence of those of a `gen` over those of the run."""
 
 from __future__ import annotations
 

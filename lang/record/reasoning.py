@@ -1,4 +1,4 @@
-"""`separate_reasoning`: of what is generated, the answer and the reasoning before it are two variables."""
+"""`separate_reasoning`: splits a generation into two variables, the answer and the reasoning before it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A program as it is recorded, in instructions whose blocks and variables are not final before they are sent; and as it
-is sent."""
+"""Recorder of a program: collects instructions whose blocks and variables are final only when they are sent, and lowers
+them for sending."""
 
 from __future__ import annotations
 

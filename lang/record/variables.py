@@ -1,4 +1,4 @@
-"""Contents of variables, and the submissions that bring their values."""
+"""Contents of variables, and the submissions that produce their values."""
 
 from __future__ import annotations
 

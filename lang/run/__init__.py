@@ -1,4 +1,4 @@
 """Runs of a function: a single one, a batch, or one as a stream of events.
 
-A function and its arguments come in, final states or results go out.
+A function and its arguments come in; final states or results go out.
 """

@@ -1,4 +1,4 @@
-"""Many runs of one function at once: on one event loop, or each on a thread."""
+"""Batches: many concurrent runs of one function, on one event loop or each on a thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All events of one run as they come, for `for` and for `async for`."""
+"""Stream of all events of one run, for `for` and `async for`."""
 
 from __future__ import annotations
 

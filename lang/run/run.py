@@ -1,5 +1,5 @@
 """One call of a `@function`: its body, its session and its state, on a thread or on an event loop; and the drivers that
-bring events to the session there: pulled by the threads that wait for them, or by tasks of the loop."""
+deliver events to the session: pulled by the threads that wait for them, or by tasks of the loop."""
 
 from __future__ import annotations
 

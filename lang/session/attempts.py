@@ -1,8 +1,8 @@
-"""Generations that are asked for again until their value is right: `gen(..., retries=n)`.
+"""Generations that are retried until their value is valid: `gen(..., retries=n)`.
 
-A branch of their own holds the attempts: each is told what was wrong with the one before. The branch that asked goes on
-with the answer alone. Text that follows there is held back until it is known, and all else waits for it; attempts of
-several branches are made side by side.
+The attempts are made in a separate branch, where each is told what was wrong with the previous one. The original branch
+continues with the valid answer alone. Text that follows there is held back until the answer is known, and everything
+else waits for it; attempts of several branches run concurrently.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A program's body while it runs: which one the caller is in, waits of plain functions on an event loop without holding
-it up, and what a body has left lying: coroutines that nobody awaits and calls that nobody appends or reads, which would
-do nothing without a word."""
+"""Running bodies of programs: finds the caller's body, lets plain functions wait on an event loop without blocking it,
+and reports what a body leaves unused: coroutines that are not awaited, and calls that are neither appended nor read,
+which would otherwise do nothing silently."""
 
 from __future__ import annotations
 

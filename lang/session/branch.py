@@ -1,4 +1,4 @@
-"""A branch of a program while it is recorded, its variables, and references to them."""
+"""Branches of a program during recording, their variables, and references to them."""
 
 from __future__ import annotations
 

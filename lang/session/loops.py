@@ -1,4 +1,4 @@
-"""Event loops for callers that have none: the process's own on a thread, and one for as long as a call takes."""
+"""Event loops for callers that have none: the process's shared loop on a thread, and a loop for a single call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replay of a program with blocks: its instructions, done again with the values that have come."""
+"""Replay of a program with blocks: repeats its instructions with the values that have arrived."""
 
 from __future__ import annotations
 

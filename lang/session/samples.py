@@ -1,4 +1,4 @@
-"""Samples for the branches of a fork, and stopping a branch."""
+"""Samples for the branches of a fork, and cancellation of a branch."""
 
 from __future__ import annotations
 

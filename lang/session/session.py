@@ -1,4 +1,4 @@
-"""One run of a program: sends what was recorded, keeps what comes back, lets threads and tasks wait for it."""
+"""Session of one run of a program: sends recorded segments, keeps the results, and lets threads and tasks wait."""
 
 from __future__ import annotations
 

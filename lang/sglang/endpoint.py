@@ -1,4 +1,4 @@
-"""`RuntimeEndpoint`: a server by its address, in SGLang's words."""
+"""`RuntimeEndpoint`: a server given by its address, under SGLang's name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Engine`: SGLang's in-process engine, which here is a backend of programs, too."""
+"""`Engine`: SGLang's in-process engine, which is also a backend of programs here."""
 
 from __future__ import annotations
 

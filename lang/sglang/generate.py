@@ -1,4 +1,4 @@
-"""Single prompts on a backend, asked and answered in the words of SGLang's `generate`."""
+"""Single prompts on a backend, with the arguments and results of SGLang's `generate`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Runtime`: a server in a process of its own, started and ended with this one."""
+"""`Runtime`: a server in a separate process that starts and ends with this one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SGLang's server arguments by name: what they are here, and which of them cannot be had."""
+"""SGLang's server arguments by name: their equivalents in bough, and those that are not supported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of SGLang's language that bough's own has no need of: words, settings, patterns; and those that are refused."""
+"""Names of SGLang's language that bough's own does not need: words, settings, patterns; and those that are refused."""
 
 from __future__ import annotations
 

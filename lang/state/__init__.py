@@ -1,4 +1,4 @@
-"""The state that a body sees: values, streamed texts, groups of forks, conversations, views for notebooks.
+"""State seen by a program's body: values, streamed texts, groups of forks, conversations, views for notebooks.
 
-Reads come in; values go out, once the session knows them.
+Reads come in; values go out once the session knows them.
 """

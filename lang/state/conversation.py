@@ -1,4 +1,4 @@
-"""A conversation that a program has ended with: to be continued by others, counted, saved and loaded."""
+"""Conversations at the end of programs, which can be continued, counted, saved and loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The branches of a fork, as a group."""
+"""Group of the branches of a fork."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages as instructions, and their tokens: what a conversation looks like to a backend."""
+"""Messages of a conversation as instructions for a backend, and their tokens."""
 
 from __future__ import annotations
 

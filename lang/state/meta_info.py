@@ -1,4 +1,4 @@
-"""Meta information of values, under the names that SGLang gives it."""
+"""Meta information of values, under SGLang's names."""
 
 from __future__ import annotations
 

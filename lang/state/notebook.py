@@ -1,4 +1,4 @@
-"""Views of states, groups and compiled programs for notebooks: HTML that is escaped, bounded, and light or dark."""
+"""Views of states, groups and compiled programs for notebooks: escaped HTML of bounded size, light or dark."""
 
 from __future__ import annotations
 

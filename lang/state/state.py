@@ -1,4 +1,4 @@
-"""The state `s` of a program's body: to append to, to read from, and to fork."""
+"""State `s` of a program's body, for appending, reading and forking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text, the messages and the typed values of a branch: whole, as far as they have come, or as they come."""
+"""Text, messages and typed values of a branch: whole, partial so far, or streamed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies by which conversations are shortened: the last turns, or a summary in place of the others."""
+"""Policies for shortening conversations: keep the last turns, or replace the others by a summary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads from a program: waits for values, and says what is known about them."""
+"""Reads from a program: waits for values, and reports what is known about them."""
 
 from __future__ import annotations
 

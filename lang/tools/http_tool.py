@@ -1,4 +1,4 @@
-"""Tools provided by a web service: requests to a URL."""
+"""Tools provided by a web service, called by requests to a URL."""
 
 from __future__ import annotations
 

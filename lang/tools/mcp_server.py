@@ -1,4 +1,4 @@
-"""Tools of MCP servers, by the official package: of one that is started as a process, or one that is asked by HTTP."""
+"""Tools of MCP servers, by the official package: servers started as a process, or reached over HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools that a model may call by itself: what programs offer to it, and the calls that it has made."""
+"""Tools that a model may call by itself: a program's offer, and the calls that the model has made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Annotations as JSON Schema, and the conversion of JSON into their values: one reading for all who need it."""
+"""Annotations as JSON Schema, and the conversion of JSON into their values, in one place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of generated values: the user's own beside the type's, and words in which a model is told what is wrong."""
+"""Checks of generated values, by type and by the user, and the messages that tell a model what is wrong."""
 
 from __future__ import annotations
 

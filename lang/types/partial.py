@@ -1,4 +1,4 @@
-"""Typed values while they are being written: objects on which only what is complete is set."""
+"""Partial typed values, while they are being written: objects with only their complete attributes set."""
 
 from __future__ import annotations
 

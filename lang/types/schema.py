@@ -1,5 +1,5 @@
-"""Constraints of generations: which text may be written for a type and how it is read back, and which are refused when
-they are recorded, on every backend alike."""
+"""Constraints of generations: the texts allowed for a type, the conversion back to its values, and the constraints that
+are refused when they are recorded, alike on every backend."""
 
 from __future__ import annotations
 

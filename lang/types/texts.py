@@ -1,6 +1,6 @@
-"""Types that JSON has no kind of value for, and that are written as strings: which strings say one of them.
+"""Types without a JSON counterpart, which are written as strings, and the patterns of these strings.
 
-Without a pattern any string would do, and hardly any could be read back.
+Without a pattern any string would be allowed, and hardly any could be converted back.
 """
 
 from __future__ import annotations

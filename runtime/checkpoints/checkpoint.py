@@ -28,14 +28,14 @@ _READABLE = ("F64", "F32", "F16", "BF16")
 
 
 class Checkpoint(Protocol):
-    """Named tensors whose shapes are known, and checked against the file, before any is read."""
+    """Named tensors whose shapes are known and checked against the file before any is read."""
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Every tensor's shape by its Hugging Face name."""
+        """Shapes of all tensors by Hugging Face name."""
 
     def read(self, name: str) -> torch.Tensor:
-        """The tensor on the CPU, dequantised to a float dtype."""
+        """Returns the tensor on the CPU, dequantised to a float dtype."""
 
 
 # -- safetensors -------------------------------------------------------------------------------------------------
@@ -44,10 +44,10 @@ class Checkpoint(Protocol):
 class SafetensorsCheckpoint:
     """The safetensors files of a Hugging Face folder, one or several.
 
-    extra_dtypes    names that tensors may have besides those of float dtypes
+    extra_dtypes    names of allowed dtypes besides floats
 
     Raises:
-        ModelError: no such files, one that the index names is missing, or a header that does not fit its file.
+        ModelError: there are no such files, one in the index is missing, or a header does not fit its file.
     """
 
     def __init__(self, folder: Path, extra_dtypes: Collection[str] = ()) -> None:
@@ -74,22 +74,22 @@ class SafetensorsCheckpoint:
         return self._shapes
 
     def dtype(self, name: str) -> str:
-        """A tensor's dtype as its file names it: "BF16", "F8_E4M3", ..."""
+        """Returns a tensor's dtype as named in its file: "BF16", "F8_E4M3", ..."""
         return self._dtypes[name]
 
     def read(self, name: str) -> torch.Tensor:
-        """See Checkpoint.read; a tensor of an extra dtype as it is."""
+        """See Checkpoint.read; returns a tensor of an extra dtype unchanged."""
         path = self._file_of[name]
         try:
             with safe_open(path, framework="pt") as file:
                 tensor: torch.Tensor = file.get_tensor(name)
-        except (OSError, SafetensorError) as error:  # it was changed since its header was read
+        except (OSError, SafetensorError) as error:  # the file was changed after its header was read
             raise ModelError(f"{path.name}: tensor {name!r} cannot be read: {error}") from error
         return tensor
 
 
 def safetensors_files(folder: Path) -> list[Path]:
-    """The weight files of a folder, in name order: those of the index if there is one."""
+    """Returns the weight files of a folder by name: those of the index if there is one."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         weight_map = read_json_object(index).get("weight_map")
@@ -111,7 +111,7 @@ def safetensors_files(folder: Path) -> list[Path]:
 
 
 def read_safetensors_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Name -> (dtype, shape), after checking that the tensors take all of the file and none overlaps another."""
+    """Returns name -> (dtype, shape), after checking that the tensors fill the file and do not overlap."""
     file_size = path.stat().st_size
     with path.open("rb") as file:
         header_size = int.from_bytes(file.read(8), "little")
@@ -137,13 +137,13 @@ def read_safetensors_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]
     for (_, stop, left), (start, _, right) in pairwise(ends):
         if stop > start:
             raise ModelError(f"{path.name}: tensors {left!r} and {right!r} overlap")
-        if stop < start:  # such a file may be two at once, and the library that reads it refuses it
+        if stop < start:  # such a file may be two at once, and the library refuses it
             raise ModelError(f"{path.name}: {start - stop} bytes between {left!r} and {right!r} belong to no tensor")
     return entries
 
 
 def _header_entry(file_name: str, name: str, entry: object) -> tuple[str, tuple[int, ...], int, int]:
-    """dtype, shape, start and stop of one tensor, their types checked."""
+    """Returns dtype, shape, start and stop of one tensor, with their types checked."""
     dtype = entry.get("dtype") if isinstance(entry, dict) else None
     if not isinstance(entry, dict) or not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
         raise ModelError(f"{file_name}: tensor {name!r} has no known dtype")
@@ -156,7 +156,7 @@ def _header_entry(file_name: str, name: str, entry: object) -> tuple[str, tuple[
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """A JSON file whose top level is an object."""
+    """Reads a JSON file whose top level is an object."""
     try:
         if path.stat().st_size > _MAX_JSON_BYTES:
             raise ModelError(f"{path.name}: more than {_MAX_JSON_BYTES >> 20} MiB of JSON")

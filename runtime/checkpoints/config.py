@@ -1,4 +1,4 @@
-"""The shape of a decoder: read from a Hugging Face config.json or from GGUF metadata, every number checked."""
+"""Configuration of a decoder: read from a Hugging Face config.json or GGUF metadata, with every number checked."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _THETA_DEFAULTS = {"smollm3": 2_000_000.0}
 
 
 class UnsupportedModelError(ModelError):
-    """The model is well formed and asks for something that the native decoder does not compute."""
+    """The model is well formed, but needs a feature that the native decoder does not compute."""
 
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary embedding. `kind` says how the frequencies are scaled: default, linear, llama3, yarn or factors.
+    """Rotary embedding. `kind` is the scaling of the frequencies: default, linear, llama3, yarn or factors.
 
     linear: all divided by `factor`. llama3, yarn: by `factor` where the wavelength is long, blended between.
     factors: each divided by its own entry of `frequency_factors` (head_dim / 2 numbers, as GGUF stores them).
@@ -163,7 +163,7 @@ def _read_hugging_face(raw: Mapping[str, Any]) -> ModelConfig:
 
 
 def _require_plain(raw: Mapping[str, Any]) -> None:
-    """Refuses what would change the numbers and is not computed here."""
+    """Refuses settings that would change the results and are not supported."""
     if raw.get("hidden_act", "silu") not in ("silu", "swish"):
         raise UnsupportedModelError(f"hidden_act {raw['hidden_act']!r} is not supported natively (silu is)")
     if raw.get("mlp_bias", False):
@@ -210,7 +210,7 @@ def _read_rope(raw: Mapping[str, Any], architecture: str) -> RopeConfig:
 def _read_rope_layers(raw: Mapping[str, Any], architecture: str, num_layers: int) -> tuple[bool, ...]:
     if architecture != "smollm3":
         return (True,) * num_layers
-    listed = raw.get("no_rope_layers")  # despite the name, 1 means that the layer does rotate
+    listed = raw.get("no_rope_layers")  # despite the name, 1 means that the layer rotates
     if isinstance(listed, list):
         return tuple(bool(entry) for entry in listed)
     interval = _integer(raw, "no_rope_layer_interval", default=4)
@@ -218,7 +218,7 @@ def _read_rope_layers(raw: Mapping[str, Any], architecture: str, num_layers: int
 
 
 def _read_windows(raw: Mapping[str, Any], architecture: str, num_layers: int) -> tuple[int | None, ...]:
-    """Mistral slides in every layer that has a window set; Qwen and SmolLM3 in the layers named, if switched on."""
+    """Returns each layer's window: Mistral's applies to all layers; Qwen's and SmolLM3's to those named, if enabled."""
     window = _integer(raw, "sliding_window", 1 << 31) if raw.get("sliding_window") is not None else None
     if architecture == "mistral":
         return (window,) * num_layers

@@ -1,4 +1,4 @@
-"""Downloads one large file over HTTP: in pieces that are taken up again, whole or not at all."""
+"""Resumable download of a large file over HTTP; the file appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from .pins import FileOrigin, read_origin, write_origin
 logger = logging.getLogger("bough.checkpoints")
 
 MAX_FAILURES = 5
-"""Tries in a row that bring nothing before a download is given up."""
+"""Consecutive attempts without progress before a download fails."""
 
 WAIT_S = 0.5
-"""Wait after the first of them; each further one doubles it."""
+"""Wait after the first of these; each further one doubles it."""
 
 _TIMEOUT = httpx.Timeout(30.0, connect=10.0)
-_SPARE_BYTES = 1 << 30  # of the disk, where nothing says how much will come
-_CHUNK_BYTES = 1 << 16  # what a transfer that breaks off loses at most
+_SPARE_BYTES = 1 << 30  # of the disk, where the size of the file is unknown
+_CHUNK_BYTES = 1 << 16  # most that an interrupted transfer loses
 _MAX_TEXT_BYTES = 32 << 20
 _MAGIC = b"GGUF"
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
@@ -44,10 +44,10 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True)
 class Download:
-    """A GGUF file to fetch: from `url` to `target`, for who named it `source`.
+    """A GGUF file to fetch from `url` to `target`; the user named it `source`.
 
-    sha256    of the file, where it is known
-    token     sent to the URL's host, and to none that it redirects to
+    sha256    SHA-256 of the file, if known
+    token     token sent to the URL's host, but to none that it redirects to
     """
 
     source: str
@@ -58,10 +58,10 @@ class Download:
     progress: Progress | None = None
 
     def fetch(self) -> None:
-        """Brings the file, unless it is there. Whoever fetches the same one meanwhile is waited for.
+        """Fetches the file unless it exists. Waits for another process that fetches the same one.
 
         Raises:
-            ModelError: it cannot be fetched or written, or is not the one that was expected.
+            ModelError: the file cannot be fetched or written, or is not the expected one.
         """
         try:
             self.target.parent.mkdir(parents=True, exist_ok=True)
@@ -80,11 +80,11 @@ class Download:
 
     @property
     def part(self) -> Path:
-        """Returns the file that holds what has arrived so far."""
+        """Path of the partial file."""
         return self.target.with_name(f"{self.target.name}.part")
 
     def _clear(self) -> None:
-        """Removes what a download that brought nothing leaves."""
+        """Removes the remains of a download that fetched nothing."""
         with contextlib.suppress(OSError):
             if not self.part.stat().st_size:
                 self.part.unlink()
@@ -93,7 +93,7 @@ class Download:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[IO[bytes]]:
-        """Opens the part, which no other process has open then."""
+        """Opens the partial file and locks it against other processes."""
         while True:
             with _open_part(self.part) as part:
                 try:
@@ -103,14 +103,14 @@ class Download:
                     fcntl.flock(part, fcntl.LOCK_EX)
                 try:
                     current = os.path.samestat(os.fstat(part.fileno()), self.part.lstat())
-                except FileNotFoundError:  # it has become the target, or was none, while this one waited
+                except FileNotFoundError:  # it was renamed to the target, or removed, while this process waited
                     current = False
                 if current:
                     yield part
                     return
 
     def _fill(self, part: IO[bytes]) -> None:
-        """Fetches until the file is whole, going on where a transfer breaks off."""
+        """Fetches until the file is complete, resuming interrupted transfers."""
         failures, before = 0, _size(part)
         with client(self.source, self.url, self.token) as http:
             while True:
@@ -132,11 +132,11 @@ class Download:
                 time.sleep(WAIT_S * 2**failures)
 
     def _transfer(self, http: httpx.Client, part: IO[bytes]) -> bool:
-        """Makes one request for what is missing; tells whether the file is whole."""
+        """Makes one request for the missing part; returns True if the file is complete."""
         known = read_origin(self.target.parent)
         begun = _size(part)
         if begun and (known is None or known.url != self.url or not (known.etag or self.sha256)):
-            begun = _cut(part, 0)  # nothing says that the rest would fit
+            begun = _cut(part, 0)  # the rest might be of another file
         headers = {"Range": f"bytes={begun}-"} if begun else {}
         if begun and known is not None and known.etag:
             headers["If-Range"] = known.etag
@@ -159,7 +159,7 @@ class Download:
             return self._take(response, part, begun, total)
 
     def _take(self, response: httpx.Response, part: IO[bytes], begun: int, total: int) -> bool:
-        """Appends the body; tells whether it came to its end."""
+        """Appends the body; returns True if it was complete."""
         done = begun
         for chunk in response.iter_raw(_CHUNK_BYTES):
             if not total and shutil.disk_usage(self.target.parent).free < _SPARE_BYTES:
@@ -201,7 +201,7 @@ class Download:
             )
 
     def _accept(self, part: IO[bytes]) -> None:
-        """Gives the file its name if it is the one that was expected."""
+        """Renames the file to its target if it is the expected one."""
         part.flush()
         os.fsync(part.fileno())
         if self.sha256 is not None and (digest := file_sha256(self.part)) != self.sha256:
@@ -213,10 +213,10 @@ class Download:
 
 
 def _open_part(path: Path) -> IO[bytes]:
-    """Opens or makes a file to append to and to read.
+    """Opens or creates a file for appending and reading.
 
     Raises:
-        ModelError: something else is there. Whoever shares the cache could lead a link to any file of this user.
+        ModelError: the path is not a plain file. Other users of a shared cache could link it to any file of this user.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -231,8 +231,8 @@ def _open_part(path: Path) -> IO[bytes]:
 
 
 def client(source: str, url: str, token: str | None) -> httpx.Client:
-    """Returns an HTTP client for models: with the system's proxies, and `token` for the first host only. Every address,
-    also one that it is redirected to, is checked before anything is sent there."""
+    """Returns an HTTP client for models, with the system's proxies, and `token` for the first host only. Every address,
+    including redirects, is checked before anything is sent there."""
     headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {})
     local = urlsplit(url).hostname in _LOOPBACK
 
@@ -245,12 +245,12 @@ def client(source: str, url: str, token: str | None) -> httpx.Client:
 
 @functools.cache
 def _trusted() -> ssl.SSLContext:
-    """The system's certificates, which take a while to read."""
+    """Returns a context with the system's certificates, which take a while to read."""
     return httpx.create_ssl_context()
 
 
 def get_json(source: str, url: str, token: str | None) -> bytes:
-    """Returns what the URL answers. Raises ModelError."""
+    """Returns the body of the response from a URL. Raises ModelError."""
     try:
         with client(source, url, token) as http, http.stream("GET", url) as response:
             if response.status_code != 200:
@@ -266,8 +266,8 @@ def get_json(source: str, url: str, token: str | None) -> bytes:
 
 
 def check_address(source: str, url: str, *, local: bool = True) -> None:
-    """Raises ModelError if a file would come over a connection that others can change. Addresses of this machine need
-    no encryption; if not `local`, no other server may lead to them."""
+    """Raises ModelError if a file would come over an insecure connection. Addresses of this machine need no encryption;
+    if not `local`, they are refused, since no other server may redirect to them."""
     try:
         address = urlsplit(url)
         usable = address.scheme in ("https", "http") and bool(address.hostname and httpx.URL(url))
@@ -283,7 +283,7 @@ def check_address(source: str, url: str, *, local: bool = True) -> None:
 
 
 def raise_for(source: str, response: httpx.Response) -> None:
-    """Raises httpx.RequestError for an answer that may be another the next time, ModelError for others."""
+    """Raises httpx.RequestError for an error response that may be temporary, ModelError for others."""
     status, host = response.status_code, response.url.host
     if status == 429 or status >= 500:
         raise httpx.RemoteProtocolError(f"{host} answered {status}")
@@ -296,7 +296,7 @@ def raise_for(source: str, response: httpx.Response) -> None:
 
 
 def unreachable(source: str, url: str, error: httpx.RequestError) -> str:
-    """The line that says that there is no way to a host."""
+    """Returns the message for an unreachable host."""
     return (
         f"{source} cannot be fetched: {urlsplit(url).hostname} cannot be reached ({cause(error)}). Check the network "
         "and HTTPS_PROXY, or copy the model here and give its path: --model path/to/model.gguf"
@@ -304,7 +304,7 @@ def unreachable(source: str, url: str, error: httpx.RequestError) -> str:
 
 
 def cause(error: Exception) -> str:
-    """The reason of a failed connection, in few words."""
+    """Returns the reason for a failed connection, in a few words."""
     text = str(error) or type(error).__name__
     return re.sub(r"^\[(Errno|SSL)[^\]]*\] *", "", text)
 

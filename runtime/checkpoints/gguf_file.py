@@ -22,7 +22,7 @@ Value = Scalar | list[int] | list[float] | list[bool] | list[str]
 _MAX_ENTRIES = 1 << 16  # metadata keys, and tensors: real files have under 5,000
 _MAX_NAME_BYTES = 1 << 12
 _MAX_VALUE = 1 << 12  # elements or bytes of a value: some settings have one for each layer
-_MAX_SKIPPED = 1 << 23  # strings of an array that nobody reads: a second of walking
+_MAX_SKIPPED = 1 << 23  # strings of an unused array: a second of skipping
 _MAX_TOKENS = 1 << 22  # and merges: real files have under 2^19
 _STRING, _ARRAY = 8, 9
 _SCALARS: Mapping[int, struct.Struct] = {
@@ -57,7 +57,7 @@ FORMATS: Mapping[int, BlockFormat] = {
         BlockFormat("BF16", 30, 1, 2),
     )
 }
-_OTHER_FORMATS: Mapping[int, str] = {  # named only to be refused by name
+_OTHER_FORMATS: Mapping[int, str] = {  # known only to be refused by name
     9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
     20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
     29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
@@ -66,7 +66,7 @@ _OTHER_FORMATS: Mapping[int, str] = {  # named only to be refused by name
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """One tensor's place in the file. `shape` is row major (the file stores it reversed); `start .. stop` in bytes."""
+    """Place of a tensor in the file. `shape` is row major (the file stores it reversed); `start .. stop` in bytes."""
 
     name: str
     shape: tuple[int, ...]
@@ -76,7 +76,7 @@ class GGUFTensor:
 
 
 class _Field(NamedTuple):
-    """Place of a metadata value: `element_type` and `length` are the array's, `stop` its end."""
+    """Place of a metadata value: `element_type` and `length` are those of an array, `stop` is the value's end."""
 
     type_id: int
     element_type: int
@@ -86,10 +86,10 @@ class _Field(NamedTuple):
 
 
 class GGUFFile:
-    """A memory-mapped GGUF file whose header was read and checked; the numbers stay on disk until asked for.
+    """A memory-mapped GGUF file whose header has been read and checked; the numbers stay on disk until needed.
 
     Raises:
-        ModelError: the file is no GGUF, is truncated, or a length, offset or type in it is impossible.
+        ModelError: the file is not GGUF, is truncated, or has an impossible length, offset or type.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -108,14 +108,14 @@ class GGUFFile:
 
     @property
     def keys(self) -> list[str]:
-        """The metadata keys in file order."""
+        """Metadata keys in file order."""
         return list(self._fields)
 
     def metadata(self, key: str, default: Value | None = None, *, most: int = _MAX_VALUE) -> Value | None:
-        """The value of a metadata key, decoded now; `default` where the file has no such key.
+        """Decodes the value of a metadata key; returns `default` if the file has no such key.
 
         Raises:
-            ModelError: it is a list of more than `most` elements, or a text of more bytes.
+            ModelError: the value is a list of more than `most` elements, or a text of more bytes.
         """
         field = self._fields.get(key)
         if field is None:
@@ -131,28 +131,28 @@ class GGUFFile:
 
     @property
     def tokens(self) -> list[str]:
-        """The vocabulary's token strings, by id."""
+        """Returns the token strings of the vocabulary, by id."""
         return self._token_strings("tokenizer.ggml.tokens")
 
     @property
     def merges(self) -> list[str]:
-        """The byte-pair merges, "left right", by rank; empty where the tokenizer has none."""
+        """Returns the byte-pair merges, "left right", by rank; empty if the tokenizer has none."""
         return self._token_strings("tokenizer.ggml.merges")
 
     @property
     def num_tokens(self) -> int:
-        """Returns how many token strings the vocabulary has, without decoding them."""
+        """Returns the number of token strings in the vocabulary, without decoding them."""
         field = self._fields.get("tokenizer.ggml.tokens")
         return field.length if field is not None and field.type_id == _ARRAY else 0
 
     # -- tensors -------------------------------------------------------------------------------------------------
 
     def tensors(self) -> Mapping[str, GGUFTensor]:
-        """The tensors by name; each lies inside the file and none overlaps another."""
+        """Returns the tensors by name; each lies inside the file and none overlaps another."""
         return self._tensors
 
     def blocks(self, tensor: GGUFTensor) -> npt.NDArray[np.uint8]:
-        """The tensor's bytes as [rows, bytes per row], a read-only view of the file."""
+        """Returns the tensor's bytes as [rows, bytes per row], a read-only view of the file."""
         flat = np.frombuffer(self._data, dtype=np.uint8, count=tensor.stop - tensor.start, offset=tensor.start)
         return flat.reshape(math.prod(tensor.shape[:-1]), -1)
 
@@ -162,7 +162,7 @@ class GGUFFile:
         return ModelError(f"{self.path.name}: {message}")
 
     def _number(self, type_id: int, offset: int, what: str) -> tuple[int, int]:
-        """An integer scalar and the offset after it."""
+        """Reads an integer scalar; returns it with the offset after it."""
         packed = _SCALARS[type_id]
         if offset + packed.size > self._size:
             raise self._fail(f"the file ends inside {what}")
@@ -237,7 +237,7 @@ class GGUFFile:
         if count > min((self._size - offset) // _LENGTH.size, _MAX_SKIPPED):
             raise self._fail(f"{key} has too many strings, or the file ends inside it: {count} strings claimed")
         data, last, unpack = self._data, self._size - _LENGTH.size, _LENGTH.unpack_from
-        for _ in range(count):  # 100,000 of them in a common file: nothing here but the walk
+        for _ in range(count):  # 100,000 in a common file: only skips them
             if offset > last:
                 raise self._fail(f"the file ends inside {key}")
             offset += _LENGTH.size + unpack(data, offset)[0]
@@ -293,7 +293,7 @@ class GGUFFile:
         return elements
 
     def _string_array(self, field: _Field, key: str) -> list[str]:
-        """The strings of an array, whose lengths were checked when the header was read."""
+        """Reads the strings of an array, whose lengths were checked with the header."""
         data = self._data[field.start : field.stop]
         strings, offset, unpack, size = [], 0, _LENGTH.unpack_from, _LENGTH.size
         try:

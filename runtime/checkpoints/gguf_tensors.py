@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file under their Hugging Face names, in numpy: bytes, shapes, and the order of rows."""
+"""Tensors of a GGUF file under their Hugging Face names, in numpy: bytes, shapes, and the order of rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PAIRED_ARCHITECTURES = ("llama", "smollm3")
 
 
 class GGUFTensors:
-    """Rows of queries and keys come in Hugging Face order."""
+    """Tensors of a GGUF file by Hugging Face name. Rows of queries and keys are in Hugging Face order."""
 
     def __init__(self, file: GGUFFile, config: ModelConfig) -> None:
         self._file = file
@@ -47,7 +47,7 @@ class GGUFTensors:
         self._tensors = {ours: tensors[theirs] for ours, theirs in names.items() if theirs in tensors}
         known = {tensor.name for tensor in self._tensors.values()}
         self._shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
-        # What no table names keeps its own name, so that the loader sees and judges it.
+        # Unknown tensors keep their own names, so that the loader sees and checks them.
         self._shapes |= {name: tensor.shape for name, tensor in tensors.items() if name not in known}
 
     @property
@@ -56,16 +56,16 @@ class GGUFTensors:
         return self._shapes
 
     def is_quantised(self, name: str) -> bool:
-        """Tells whether it is a matrix in blocks."""
+        """Returns True if the tensor is a matrix in quantised blocks."""
         tensor = self._tensors.get(name)
         return tensor is not None and len(tensor.shape) == 2 and tensor.format.size > 1
 
     def type_id(self, name: str) -> int:
-        """A tensor's type in GGUF."""
+        """Returns a tensor's GGUF type."""
         return self._tensors[name].format.type_id
 
     def read_numbers(self, name: str) -> npt.NDArray[np.float32]:
-        """The tensor's numbers, dequantised."""
+        """Returns the tensor's numbers, dequantised."""
         tensor = self._tensors[name]
         blocks = self._file.blocks(tensor)
         match tensor.format.name:
@@ -83,12 +83,12 @@ class GGUFTensors:
         return numbers if order is None else numbers[order]
 
     def read_blocks(self, name: str) -> tuple[npt.NDArray[np.uint8], int, npt.NDArray[np.int64] | None]:
-        """A tensor's bytes [M, bytes a row], its type in GGUF, and the row of it that each row under its name is."""
+        """Returns a tensor's bytes [M, bytes a row], its GGUF type, and its row for each row in Hugging Face order."""
         tensor = self._tensors[name]
         return self._file.blocks(tensor), tensor.format.type_id, self._order(name)
 
     def _order(self, name: str) -> npt.NDArray[np.int64] | None:
-        """The row of the file that each row is; None for a tensor whose rows are in order."""
+        """Returns the file's row for each row of a tensor; None if they are in order."""
         num_heads = self._paired_heads(name)
         if num_heads is None:
             return None
@@ -97,7 +97,7 @@ class GGUFTensors:
         return np.ascontiguousarray(pairs.transpose(0, 2, 1)).reshape(-1)
 
     def _paired_heads(self, name: str) -> int | None:
-        """The heads of a tensor whose rows have to be put in Hugging Face order; None for one whose rows are."""
+        """Returns the number of heads of a tensor whose rows must be reordered; None if they are in order."""
         if self._config.architecture in _PAIRED_ARCHITECTURES:
             if ".q_proj." in name:
                 return self._config.num_heads

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub, pinned: the commit and the hashes of the first time are those of all times."""
+"""Models of the Hugging Face hub, pinned to the commit and the hashes of their first download."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ _NAME = re.compile(r"(?P<name>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[\w./-]{1,200
 HUB_FILE = re.compile(
     r"(?P<name>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[\w./-]{1,200}))?:(?P<wanted>\w[\w./-]{0,200})", re.ASCII
 )
-"""Names of one GGUF file of the hub: `organisation/name:file.gguf`, or a format in place of the file."""
+"""Matches names of one GGUF file of the hub: `organisation/name:file.gguf`, or a format in place of the file."""
 
 _COMMIT = re.compile("[0-9a-f]{40}")
 _PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]  # data files only
 
 
 def is_hub_name(name: str) -> bool:
-    """Tells whether it is `organisation/name` or `organisation/name@revision`: a commit, a tag or a branch."""
+    """Returns True for `organisation/name` or `organisation/name@revision`, a commit, tag or branch."""
     return _NAME.fullmatch(name) is not None
 
 
 def is_remote_file(name: str) -> bool:
-    """Tells whether it names one GGUF file elsewhere: of the hub, or by its address."""
+    """Returns True if the name is that of one remote GGUF file: of the hub, or by its URL."""
     return is_url(name) or HUB_FILE.fullmatch(name) is not None
 
 
 def is_commit(revision: str) -> bool:
-    """Tells whether it is a commit's name in full."""
+    """Returns True if the revision is a full commit hash."""
     return _COMMIT.fullmatch(revision) is not None
 
 
 def is_url(name: str) -> bool:
-    """Tells whether it is an address."""
+    """Returns True if the name is a URL."""
     return name.startswith(("https://", "http://"))
 
 
 def fetch_from_hub(name: str, *, verify: bool = False) -> Path:
-    """The folder of a model, through the hub's own client and cache.
+    """Returns the folder of a model, fetched through the hub's own client and cache.
 
-    The first time, the commit that the name stands for is written down with the SHA-256 of each file, below the cache
-    folder; from then on that commit is asked for, and files that are others are refused. `verify` hashes all of them,
-    otherwise only those whose size or time has changed.
+    The first time, the commit that the name refers to is pinned in the cache folder with the SHA-256 of each file;
+    later that commit is requested, and files that differ are refused. `verify` hashes all files; otherwise only those
+    whose size or time has changed are hashed.
 
     Raises:
-        ModelError: the hub cannot be used, or a file is not the one of the first time.
+        ModelError: the hub cannot be used, or a file differs from the pinned one.
     """
     match = _NAME.fullmatch(name)
     if match is None:
@@ -80,7 +80,7 @@ def fetch_from_hub(name: str, *, verify: bool = False) -> Path:
 
 
 def has_client() -> bool:
-    """Tells whether the hub's client is installed."""
+    """Returns True if the hub's client is installed."""
     return importlib.util.find_spec("huggingface_hub") is not None
 
 
@@ -97,7 +97,7 @@ def _download(name: str, revision: str | None, shown: str) -> Path:
 
 
 def _checked(name: str, folder: Path, pin: Pin, place: Path, *, verify: bool) -> dict[str, PinnedFile]:
-    """The files, with their sizes and times as they are now. Raises ModelError if one is not what the pin says."""
+    """Returns the files with their current sizes and times. Raises ModelError if one differs from its pin."""
     found = _files(folder)
     for path in sorted(set(found) ^ set(pin.files)):
         problem = "is missing, but listed" if path in pin.files else "is not listed"
@@ -112,6 +112,6 @@ def _checked(name: str, folder: Path, pin: Pin, place: Path, *, verify: bool) ->
 
 
 def _files(folder: Path) -> list[str]:
-    """Those of the folder's files that are asked for; links, as in the hub's cache, count as what they lead to."""
+    """Returns the requested files of the folder; links, as in the hub's cache, count as their targets."""
     paths = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     return sorted(path for path in paths if any(fnmatch(path, pattern) for pattern in _PATTERNS))

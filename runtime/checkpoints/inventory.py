@@ -1,4 +1,4 @@
-"""Models on this machine: those of the cache, of installed packages and of the hub's client, and facts about each."""
+"""Inventory of the models on this machine: in the cache, in installed packages and in the hub's cache, with facts."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _MAX_HEADER_BYTES = 100 << 20
 
 
 class CachedModel(NamedTuple):
-    """A model that is here, or in part.
+    """A model on this machine, whole or in part.
 
-    name     as `--model` and `bough pull` take it
+    name     name for `--model` and `bough pull`
     path     its file or folder
-    owner    whose it is: "cache", "package NAME" or "hub"
-    whole    False: a transfer of it broke off
+    owner    "cache", "package NAME" or "hub"
+    whole    False: its transfer was interrupted
     """
 
     name: str
@@ -37,13 +37,13 @@ class CachedModel(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Returns how much of the disk its files take."""
+        """Size of its files on the disk."""
         files = [self.path] if self.path.is_file() else [path for path in self.path.rglob("*") if path.is_file()]
         return sum(path.stat().st_size for path in files)
 
 
 class Facts(NamedTuple):
-    """Facts about a model's files; None: they do not say. `weights` is the format of most of their bytes."""
+    """Facts about a model's files; None: not stated. `weights` is the format of most of their bytes."""
 
     architecture: str
     weights: str
@@ -53,7 +53,7 @@ class Facts(NamedTuple):
 
 
 def places() -> list[CachedModel]:
-    """Lists the models that are here, by name."""
+    """Lists the models on this machine, by name."""
     found: dict[str, CachedModel] = {}
     for place in (*_named(), *_downloaded(), *_of_the_hub()):
         if place.name not in found or not found[place.name].whole:
@@ -62,7 +62,7 @@ def places() -> list[CachedModel]:
 
 
 def find(name: str) -> CachedModel | None:
-    """Finds a model that is here by its name, or by the path of its file or folder."""
+    """Finds a model on this machine by its name, or by the path of its file or folder."""
     found = next((place for place in places() if place.name == name), None)
     path = user_path(name)
     if found is not None or not name or not path.exists():
@@ -81,11 +81,11 @@ def read_facts(path: Path) -> Facts:
 
 
 def remove(place: CachedModel) -> int:
-    """Removes a model's files from the disk, and returns how many bytes that were. Its pin stays, and so do other
-    commits of the same model in the cache of the hub's client.
+    """Removes a model's files from the disk, and returns their size in bytes. Keeps its pin, and other commits of the
+    same model in the cache of the hub's client.
 
     Raises:
-        ModelError: they are not the cache's, or cannot be removed.
+        ModelError: the files are not in the cache, or cannot be removed.
     """
     if place.owner.startswith("package "):
         package = place.owner.removeprefix("package ")
@@ -107,8 +107,8 @@ def remove(place: CachedModel) -> int:
 
 
 def _remove_commit(snapshot: Path) -> None:
-    """Removes a commit from the cache of the hub's client, which keeps contents in `blobs` beside the commits' folders;
-    those lead to them. Raises OSError."""
+    """Removes a commit from the cache of the hub's client, whose commit folders link to contents in `blobs`. Raises
+    OSError."""
     model = snapshot.parents[1]
     others = [path for path in _folders(snapshot.parent) if path != snapshot]
     if not others:
@@ -124,7 +124,7 @@ def _remove_commit(snapshot: Path) -> None:
 
 
 def place_of_pin(name: str) -> Path:
-    """Returns the file that a name's pin is in."""
+    """Returns the path of a name's pin."""
     return pin_place(slug(name)) if is_remote_file(name) else pin_place(name)
 
 
@@ -154,7 +154,7 @@ def _downloaded() -> Iterator[CachedModel]:
 
 
 def _of_the_hub() -> Iterator[CachedModel]:
-    """Models that the hub's client keeps, of those that were pinned."""
+    """Yields the pinned models in the cache of the hub's client."""
     cache = _hub_cache()
     for folder in _folders(cache):
         kind, _, name = folder.name.partition("--")
@@ -169,7 +169,7 @@ def _of_the_hub() -> Iterator[CachedModel]:
 
 
 def _commit_of(place: Path) -> str:
-    """The commit that a pin holds; "" where it cannot be read, which whoever loads the model is told."""
+    """Returns the commit in a pin; "" if it cannot be read, which is reported when the model is loaded."""
     try:
         pin = read_pin(place)
     except ModelError:
@@ -191,7 +191,7 @@ def _folders(path: Path) -> list[Path]:
         return []
 
 
-# What is in them
+# Facts about their files
 
 
 def _gguf_facts(path: Path) -> Facts:
@@ -234,7 +234,7 @@ def _count(value: object) -> int | None:
 
 
 def _read_json(path: Path, *, framed: bool = False) -> dict[str, Any]:
-    """The object in a file, or in the header of a safetensors file. Raises OSError or ValueError."""
+    """Reads the object in a file, or in the header of a safetensors file. Raises OSError or ValueError."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little") if framed else os.fstat(file.fileno()).st_size
         if size > _MAX_HEADER_BYTES:

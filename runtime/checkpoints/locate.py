@@ -1,4 +1,4 @@
-"""From a model's name to its files."""
+"""Location of a model's files by its name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .weights import Progress
 
 
 def locate(source: str | Path, *, progress: Progress | None = None) -> Path:
-    """The `.gguf` file or the folder that `source` means; downloads what has a name only.
+    """Returns the `.gguf` file or the folder of `source`; downloads it if `source` is not a path.
 
     Raises:
         ModelError: there is no such model.
@@ -42,7 +42,7 @@ def locate(source: str | Path, *, progress: Progress | None = None) -> Path:
 
 
 def model_name(source: str | Path, path: Path) -> str:
-    """Returns the model's name: the given one, or its file's or folder's."""
+    """Returns the model's name: the given one, or that of its file or folder."""
     if is_url(str(source)):
         return path.stem
     if path.exists() and pull.user_path(source) == path:

@@ -1,5 +1,5 @@
-"""Pins: the commit and the hashes of the first time that a model was fetched, which are those of all times; and where
-a single file comes from."""
+"""Pins: the commit and the hashes of a model's first download, which later ones must match; and the origins of single
+files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .fetch import default_cache
 
 
 class PinnedFile(msgspec.Struct, frozen=True):
-    """A file's hash, and by what it is seen that it cannot have changed since: size in bytes, and time in ns."""
+    """A file's hash, with its size in bytes and its time in ns, by which later changes are detected."""
 
     sha256: str
     num_bytes: int
@@ -26,15 +26,15 @@ class PinnedFile(msgspec.Struct, frozen=True):
 
 
 class Pin(msgspec.Struct, frozen=True):
-    """The commit that a name stands for, or the URL, and its files by path in the folder."""
+    """Commit that a name refers to, or the URL, and its files by path in the folder."""
 
     revision: str
     files: dict[str, PinnedFile]
 
 
 class FileOrigin(msgspec.Struct, frozen=True):
-    """Source of the file beside it. `source` is what the user named; `etag` and `num_bytes` are the server's,
-    and must still be the same when a transfer is taken up again."""
+    """Origin of the file beside it. `source` is the user's name for it; `etag` and `num_bytes` are the server's, and
+    must be unchanged when a transfer is resumed."""
 
     source: str
     url: str
@@ -43,12 +43,12 @@ class FileOrigin(msgspec.Struct, frozen=True):
 
 
 def pin_place(name: str) -> Path:
-    """Returns the file that the pin of a name is in."""
+    """Returns the path of a name's pin."""
     return default_cache() / "pins" / f"{name.replace('/', '--')}.json"
 
 
 def pinned(path: Path) -> PinnedFile:
-    """Hashes a file as it is now."""
+    """Hashes a file in its current state."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         status = os.fstat(file.fileno())
@@ -56,14 +56,14 @@ def pinned(path: Path) -> PinnedFile:
 
 
 def looked_at(path: Path, known: PinnedFile, *, verify: bool) -> PinnedFile:
-    """The file as it is now; it is hashed only if `verify` asks for it, or its size or time has changed."""
+    """Returns the file's current state; hashes it only with `verify`, or if its size or time has changed."""
     status = path.stat()
     same = (known.num_bytes, known.modified_ns) == (status.st_size, status.st_mtime_ns)
     return known if same and not verify else pinned(path)
 
 
 def read_pin(place: Path) -> Pin | None:
-    """Reads a pin; None if there is none. Raises ModelError: it cannot be read, which is no reason to trust anew."""
+    """Reads a pin; None if there is none. Raises ModelError if it cannot be read, rather than trusting files anew."""
     try:
         return msgspec.json.decode(place.read_bytes(), type=Pin)
     except FileNotFoundError:
@@ -80,7 +80,7 @@ def read_pin(place: Path) -> Pin | None:
 
 
 def write_pin(place: Path, pin: Pin) -> None:
-    """Writes it whole or not at all. Raises ModelError."""
+    """Writes a pin, whole or not at all. Raises ModelError."""
     content: Any = msgspec.json.format(msgspec.json.encode(pin), indent=1)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def write_pin(place: Path, pin: Pin) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file whole or not at all. Raises OSError."""
+    """Writes a file, whole or not at all. Raises OSError."""
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         scratch = Path(file.name)
         try:
@@ -103,7 +103,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def read_origin(folder: Path) -> FileOrigin | None:
-    """Reads where the file in a folder comes from; None if nothing says so."""
+    """Reads the origin of the file in a folder; None if it is not recorded."""
     try:
         return msgspec.json.decode((folder / "origin.json").read_bytes(), type=FileOrigin)
     except (OSError, msgspec.DecodeError):
@@ -111,12 +111,12 @@ def read_origin(folder: Path) -> FileOrigin | None:
 
 
 def write_origin(folder: Path, origin: FileOrigin) -> None:
-    """Writes where the file in a folder comes from. Raises OSError."""
+    """Writes the origin of the file in a folder. Raises OSError."""
     write_whole(folder / "origin.json", msgspec.json.encode(origin))
 
 
 def slug(source: str) -> str:
-    """Returns a folder's name for a source: readable, and another for each."""
+    """Returns a readable, unique folder name for a source."""
     readable = PurePosixPath(urlsplit(source).path).stem if source.startswith(("https://", "http://")) else source
     plain = re.sub(r"[^A-Za-z0-9._-]+", "--", readable)[:120].lstrip(".")
     return f"{plain}-{hashlib.sha256(source.encode()).hexdigest()[:8]}"

@@ -13,9 +13,9 @@ from .checkpoint import SafetensorsCheckpoint
 from .stored_weight import StoredWeight
 
 EXTRA_DTYPES = ("I32", "F8_E4M3")
-"""Dtypes in such folders besides those of floats: packed codes, and fp8."""
+"""Dtypes in such folders besides floats: packed codes, and fp8."""
 
-_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the column that each nibble of a word is for
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # column of each nibble of a word
 _PARTS = {  # tensors of a quantised weight, by method: required and optional ones
     "awq": (("qweight", "qzeros", "scales"), ()),
     "gptq": (("qweight", "qzeros", "scales"), ("g_idx",)),
@@ -26,9 +26,9 @@ _PARTS = {  # tensors of a quantised weight, by method: required and optional on
 class QuantisedFolder:
     """A safetensors folder with a quantization_config, whose quantised weights have their usual names.
 
-    checkpoint    opened with EXTRA_DTYPES
+    checkpoint    checkpoint opened with EXTRA_DTYPES
     settings      the quantization_config
-    wanted        names of the model's tensors: all-zero biases that a quantiser added beside these are left out
+    wanted        names of the model's tensors: other biases, which a quantiser added as zeros, are left out
 
     Raises:
         ModelError: the method or one of its settings is not supported, or the tensors do not fit it.
@@ -70,7 +70,7 @@ class QuantisedFolder:
         return name in self._bases
 
     def read(self, name: str) -> torch.Tensor:
-        """See Checkpoint.read. Dequantises a weight; that a method rounds activations as well is left to the caller."""
+        """See Checkpoint.read. Dequantises a weight; if the method also rounds activations, the caller must do so."""
         if name not in self._bases:
             return self._checkpoint.read(name)
         stored = self.read_stored(name)

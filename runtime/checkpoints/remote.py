@@ -1,5 +1,4 @@
-"""GGUF files from elsewhere: `organisation/name:file.gguf`, `organisation/name:Q4_K_M`, or an https URL; pinned at the
-first use."""
+"""Remote GGUF files, pinned at first use: `organisation/name:file.gguf`, `organisation/name:Q4_K_M`, or https URLs."""
 
 from __future__ import annotations
 
@@ -31,32 +30,32 @@ class _Sibling(msgspec.Struct):
 
 
 class _Revision(msgspec.Struct):
-    """The hub's answer about a revision, as far as it is used."""
+    """The hub's response about a revision, as far as it is used."""
 
     sha: str
     siblings: list[_Sibling] = []
 
 
 def folder_of(source: str) -> Path:
-    """Returns the folder of the cache that the file of `source` is kept in."""
+    """Returns the folder in the cache for the file of `source`."""
     return default_cache() / "files" / slug(source)
 
 
 def place_of_pin(source: str) -> Path:
-    """Returns the file that the pin of `source` is in."""
+    """Returns the path of the pin of `source`."""
     return pin_place(slug(source))
 
 
 def fetch_file(
     source: str, *, progress: Progress | None = None, verify: bool = False, sha256: str | None = None
 ) -> Path:
-    """The file that `source` names: the one in the cache, or else downloaded.
+    """Returns the file of `source`, from the cache or downloaded.
 
-    The first time, commit (or URL) and SHA-256 are written down; from then on they are asked for. `verify` hashes a
-    file that is there, otherwise only one whose size or time has changed. `sha256` is what the file has to have.
+    The first time, the commit (or URL) and the SHA-256 are pinned; later they are required. `verify` hashes an existing
+    file even if its size and time are unchanged. `sha256` is the required hash of the file.
 
     Raises:
-        ModelError: there is no such file, it cannot be fetched, or it is not the one of the first time.
+        ModelError: there is no such file, it cannot be fetched, or it differs from the pinned one.
     """
     place = place_of_pin(source)
     pin = read_pin(place)
@@ -88,7 +87,7 @@ def _timed(target: Path, known: PinnedFile) -> PinnedFile:
 
 
 def _checked(source: str, target: Path, path: str, pin: Pin, place: Path, *, verify: bool) -> Path:
-    """The file that is there already. Raises ModelError if it is not what the pin says."""
+    """Returns the existing file. Raises ModelError if it differs from its pin."""
     known = pin.files[path]
     now = looked_at(target, known, verify=verify)
     if now.sha256 != known.sha256:
@@ -101,7 +100,7 @@ def _checked(source: str, target: Path, path: str, pin: Pin, place: Path, *, ver
 
 
 def _found(source: str) -> tuple[str, str, str, str | None]:
-    """URL, revision, path and SHA-256, where the hub states one, of what is fetched for the first time."""
+    """Returns URL, revision, path and SHA-256 (if the hub states one) of a file to fetch for the first time."""
     if is_url(source):
         check_address(source, source)
         if "@" in urlsplit(source).netloc:
@@ -125,7 +124,7 @@ def _found(source: str) -> tuple[str, str, str, str | None]:
 
 
 def _chosen(name: str, wanted: str, siblings: list[_Sibling]) -> _Sibling:
-    """The one file that is meant. Raises ModelError: there is none, or there are several."""
+    """Returns the one file that matches. Raises ModelError: there is none, or there are several."""
     files = {one.rfilename: one for one in siblings if one.rfilename.endswith(".gguf") and one.rfilename.isprintable()}
     if not files:
         raise ModelError(f"{name} has no GGUF files: leave out :{wanted} to take its safetensors")
@@ -153,14 +152,14 @@ def _resolved(source: str, revision: str, path: str) -> str:
 
 
 def _endpoint() -> str:
-    """The hub's address. Raises ModelError: HF_ENDPOINT is none, or its connection could be read by others."""
+    """Returns the hub's address. Raises ModelError: HF_ENDPOINT is invalid, or its connection insecure."""
     address = (os.environ.get("HF_ENDPOINT") or _HUB).rstrip("/")
     check_address("HF_ENDPOINT", address)
     return address
 
 
 def _token(source: str) -> str | None:
-    """The user's token for the hub, which no other address gets. Raises ModelError: it cannot be one."""
+    """Returns the user's token for the hub, which is sent to no other address. Raises ModelError: it is invalid."""
     token = "" if is_url(source) else os.environ.get("HF_TOKEN", "").strip()
     if not (token.isascii() and token.isprintable()):
         raise ModelError("HF_TOKEN contains characters that no token has: copy it again from the Hub's settings")

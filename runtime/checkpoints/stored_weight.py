@@ -1,4 +1,4 @@
-"""Quantised weights as checkpoints hand them out."""
+"""Quantised weights as stored in checkpoints."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ...kernels.linear.formats import QuantisedWeight
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """A quantised weight as a checkpoint has it.
+    """A quantised weight as stored in a checkpoint.
 
-    order         int64 [N]: the input feature that each column is for; None: in their order
-    rounds_rows   the activations are rounded, too, row by row, where the device can do it
+    order         int64 [N]: input feature of each column; None: in order
+    rounds_rows   activations are rounded too, row by row, where the device supports it
     """
 
     weight: QuantisedWeight
@@ -29,13 +29,13 @@ class QuantisedCheckpoint(Protocol):
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """See Checkpoint.shapes: those of the weights undone."""
+        """See Checkpoint.shapes: those of the dequantised weights."""
 
     def read(self, name: str) -> torch.Tensor:
-        """See Checkpoint.read: a weight undone."""
+        """See Checkpoint.read: dequantises a weight."""
 
     def is_quantised(self, name: str) -> bool:
-        """Tells whether `read_stored` has that tensor."""
+        """Returns True if `read_stored` has the tensor."""
 
     def read_stored(self, name: str, device: torch.device | str = "cpu") -> StoredWeight:
-        """The weight, put in order on `device`, which takes far less time there if it is a GPU."""
+        """Returns the weight, converted on `device`, which is much faster on a GPU."""

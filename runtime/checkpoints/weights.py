@@ -1,4 +1,4 @@
-"""The tensors of a decoder, how they are fused, and their loading: all shapes are checked before any is read."""
+"""Tensors of a decoder, their fusion and their loading: all shapes are checked before any is read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total)
 
-# A layer's parameter <- the tensors whose rows follow one another in it. Those that a config has no use for drop out.
+# A layer's parameter <- the tensors whose rows it concatenates. Those that a config does not use are left out.
 _LAYER_PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "input_norm": ("input_layernorm.weight",),
     "qkv": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
@@ -37,24 +37,24 @@ class HasShapes(Protocol):
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Every tensor's shape by its Hugging Face name."""
+        """Shapes of all tensors by Hugging Face name."""
 
 
 @dataclass(frozen=True)
 class DecoderParameter:
-    """One tensor of the decoder and the checkpoint tensors, with their shapes, that it is made of."""
+    """One tensor of the decoder, with the checkpoint tensors, and their shapes, that it is fused from."""
 
     name: str
     sources: tuple[tuple[str, tuple[int, ...]], ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The sources' rows one after another."""
+        """Shape of the sources' concatenated rows."""
         return (sum(shape[0] for _, shape in self.sources), *self.sources[0][1][1:])
 
 
 def list_parameters(config: ModelConfig) -> list[DecoderParameter]:
-    """Every parameter of a decoder: embedding, norm, head (unless tied) and `layers.{i}.{name}`."""
+    """Lists every parameter of a decoder: embedding, norm, head (unless tied) and `layers.{i}.{name}`."""
     hidden = config.hidden_size
     parameters = [
         DecoderParameter("embedding", (("model.embed_tokens.weight", (config.vocab_size, hidden)),)),
@@ -96,7 +96,7 @@ def _layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def check_shapes(config: ModelConfig, parameters: list[DecoderParameter], checkpoint: HasShapes) -> None:
-    """Compares names and shapes with the config; no tensor is touched.
+    """Compares names and shapes with the config, without reading any tensor.
 
     Raises:
         ModelError: a tensor is missing, has another shape, or would be left unused.
@@ -124,7 +124,7 @@ def load_parameters(
     progress: Progress | None = None,
     leave_out: Collection[str] = (),
 ) -> dict[str, torch.Tensor]:
-    """Reads, converts and fuses every parameter but those to leave out; at most one source tensor is held twice.
+    """Reads, converts and fuses every parameter except those to leave out; holds at most one source tensor twice.
 
     Raises:
         ModelError: see check_shapes.

@@ -1,4 +1,4 @@
-"""One interface to an engine, in this process or in another: requests and programs in, streams of events out."""
+"""Client interface to an engine, in this process or in another: requests and programs in, streams of events out."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ class EngineClient(Protocol):
     """Interface to an engine for programs, the server and scripts. Safe to use from many threads.
 
     `stream` and `run` (and their async forms) yield events until the terminal one. Leaving the iterator early
-    (`close`, `aclose`, cancellation) aborts the request, or drops the program with the state that it has kept
-    (`streams.iterate`, `aiterate`). Refusals (RequestError, OverloadedError, GrammarError) are
-    raised at the first `next`; a failure in mid-flight arrives as a terminal event with `error` set;
-    EngineStoppedError is raised if the engine dies.
+    (`close`, `aclose`, cancellation) aborts the request, or drops the program with its kept state (`streams.iterate`,
+    `aiterate`). Refusals (RequestError, OverloadedError, GrammarError) are raised at the first `next`; a failure in
+    flight arrives as a terminal event with `error` set; EngineStoppedError is raised if the engine dies.
     """
 
     @property
@@ -33,10 +32,10 @@ class EngineClient(Protocol):
     def astream(
         self, request: Request, *, settle: Callable[[RequestOutput], None] | None = None
     ) -> AsyncIterator[RequestOutput]:
-        """`settle` is called on the event loop with the last output, also if the consumer has left before it."""
+        """Streams outputs. Calls `settle` on the event loop with the last one, even if the consumer left before."""
 
     def run(self, program: Program, tools: Mapping[str, ToolCall] | None = None) -> Iterator[ProgramEvent]:
-        """`tools` are what this program may call besides the registered ones; they run in this process."""
+        """Runs a program. `tools` are those that it may call besides the registered ones; they run in this process."""
 
     def arun(
         self,
@@ -45,14 +44,14 @@ class EngineClient(Protocol):
         *,
         settle: Callable[[Done | Failed], None] | None = None,
     ) -> AsyncIterator[ProgramEvent]:
-        """`settle` is called on the event loop with the last event, also if the consumer has left before it."""
+        """Runs a program. Calls `settle` on the event loop with the last event, even if the consumer left before."""
 
     @property
     def tools(self) -> Mapping[str, ToolCall]:
-        """The registered tools, by name: every program may call them."""
+        """Registered tools by name, which every program may call."""
 
     def register_tool(self, tool: ToolCall) -> None:
-        """Raises RequestError: its name is none or taken, or there are too many."""
+        """Registers a tool. Raises RequestError: its name is invalid or taken, or there are too many."""
 
     def drop(self, program_id: str) -> None:
         """Stops a program, its submissions in flight included, and forgets its state. Unknown ids are ignored."""
@@ -60,14 +59,14 @@ class EngineClient(Protocol):
     def stats(self) -> EngineStats: ...
 
     def flush_cache(self) -> bool:
-        """Empties the prefix cache; False (and nothing done) while requests are running."""
+        """Empties the prefix cache; returns False, and does nothing, while requests are running."""
 
     @property
     def alive(self) -> bool:
-        """Returns false once nothing can be asked of it any more."""
+        """False once the engine accepts no more work."""
 
     def check(self) -> None:
-        """Raises EngineStoppedError: it takes nothing now. EngineStuckError, EngineStartingError: it may, later."""
+        """Raises EngineStoppedError if the engine has ended; EngineStuckError, EngineStartingError if it may return."""
 
     def close(self, *, at_once: bool = False) -> None:
-        """Ends the engine, and what runs in it. `at_once`: without waiting for what it is in the middle of."""
+        """Ends the engine and its work. `at_once`: without waiting for its current step."""

@@ -1,4 +1,4 @@
-"""The engine's own process: reads messages from the socket it inherited, runs the engine, sends events back."""
+"""Main module of the engine process: reads messages from an inherited socket, runs the engine, sends events back."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ EXIT_LOAD_FAILED = 3
 EXIT_ENGINE_DIED = 5
 
 FULL_COLLECTION = 1_000
-"""Collections of the middle generation before one of all objects, which takes 0.3 s beside a million of them."""
+"""Collections of the middle generation per full one, which takes 0.3 s for a million objects."""
 
 
 def serve(descriptor: int) -> int:
@@ -107,24 +107,24 @@ def _load(config: EngineConfig, writer: FrameWriter) -> EngineLoop:
 
     writer.put(Located(str(locate(config.model, progress=progress))))
     engine = start_engine(config, progress)
-    # The model, the vocabulary and the modules stay: collections that walk them would stop the steps for up to 0.1 s.
+    # The model, the vocabulary and the modules are permanent: walking them in a collection stops steps for up to 0.1 s.
     gc.collect()
     gc.freeze()
-    # What has ended is freed by its count of references: few collections have to walk all of the programs that run.
+    # Ended programs are freed by reference counting, so full collections, which walk all that run, can be rare.
     gc.set_threshold(*gc.get_threshold()[:2], FULL_COLLECTION)
 
     return EngineLoop(engine, config, on_death=lambda: end(writer), serves=True)
 
 
 def end(writer: FrameWriter) -> None:
-    """Ends the process of an engine that has died, once all that it said has been sent."""
+    """Ends the process of an engine that has died, after its queued messages have been sent."""
     writer.close()
     logging.shutdown()
     os._exit(EXIT_ENGINE_DIED)
 
 
 class _Heart:
-    """Sends heartbeats from a thread of its own, at first of a process that loads, then of its loop's steps."""
+    """Sends heartbeats from a separate thread: plain ones while loading, then with the timing of the loop's steps."""
 
     def __init__(self, writer: FrameWriter) -> None:
         self.loop: EngineLoop | None = None
@@ -142,7 +142,7 @@ class _Heart:
             if loop is None:
                 self._writer.put(Beat())
                 continue
-            expected_s = loop.engine.expected_s  # read first: with a new step the time is changed first
+            expected_s = loop.engine.expected_s  # read before the step's time, since a new step sets its time first
             self._writer.put(Beat(timer.look(loop.step_began, time.monotonic()), expected_s))
 
 
@@ -167,10 +167,10 @@ def _serve(message: object, loop: EngineLoop, writer: FrameWriter, tools: Remote
 
 
 def tell(writer: FrameWriter, message: Output | Event) -> None:
-    """Sends what has happened. Where the end of a request or program cannot be sent, an error that says so is its end.
+    """Sends an output or event. A terminal one that cannot be sent is replaced by an error that says so.
 
     Raises:
-        RequestError: something before the end cannot be sent.
+        RequestError: an output or event before the terminal one cannot be sent.
     """
     try:
         writer.put(message)
@@ -192,7 +192,7 @@ def _tell_of_program(writer: FrameWriter, message: Event) -> None:
 
 
 def _refuse(message: Unreadable, writer: FrameWriter) -> None:
-    """Tells who sent a request or program with a value of the wrong type; others are not concerned."""
+    """Reports a message with a value of the wrong type to its sender; other streams are not affected."""
     error = ErrorInfo(code="invalid_type", message=message.reason)
     if message.kind == "run":
         writer.put(Event(message.key, Failed(error=error)))

@@ -1,4 +1,4 @@
-"""Lines for standard error, written beside what must not wait for whoever reads them."""
+"""Non-blocking lines to standard error, so that a slow reader delays nothing."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ LEVELS = ("debug", "info", "warning", "error", "critical")
 """Values of BOUGH_LOG."""
 
 MAX_WAITING = 10_000
-"""Lines that wait for a slow reader; further ones are dropped and counted."""
+"""Most lines that wait for a slow reader; further ones are dropped and counted."""
 
 MAX_WAITING_BYTES = 8 * 2**20
-"""Bytes of memory that the lines that wait take at most; a line that would go past them is dropped and counted."""
+"""Most bytes of memory for waiting lines; a line that would exceed them is dropped and counted."""
 
 FLUSH_TIMEOUT_S = 1.0
 
 
 class LineWriter:
-    """Writes lines on a thread of its own, so that whoever reads them slowly, or not at all, delays nothing.
+    """Writes lines on a separate thread, so that a slow or absent reader delays nothing.
 
-    A full disk, or a reader that is gone, costs the lines of that time. The next that can be written comes after the
-    number of those that are missing.
+    While the disk is full or the reader is gone, lines are lost. The next one that can be written is preceded by a line
+    with the number of those that are missing.
     """
 
     def __init__(self, target: TextIO | None = None, *, dropped: Callable[[int], str]) -> None:
-        """`target` is standard error, whatever that is by then, if it is None; `dropped(n)` is the line that says that
-        n lines are missing."""
+        """Writes to `target`, or if it is None, to the standard error of the time. `dropped(n)` returns the line that
+        says that n lines are missing."""
         self._target = target
         self._dropped = dropped
         self._num_dropped = 0
         self._num_bytes = 0
-        # Both may be entered again by the handler of a signal that comes while the main thread writes a line.
+        # Reentrant: a signal handler may log while the main thread writes a line.
         self._waiting: queue.SimpleQueue[tuple[int, str] | threading.Event] = queue.SimpleQueue()
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
 
     def write(self, line: str) -> None:
-        """Writes it soon, or drops it. Never waits."""
+        """Queues a line, or drops it. Never blocks."""
         num_bytes = sys.getsizeof(line)
         with self._lock:
             if self._waiting.qsize() >= MAX_WAITING or self._num_bytes + num_bytes > MAX_WAITING_BYTES:
@@ -57,11 +57,11 @@ class LineWriter:
                 self._thread = threading.Thread(target=self._work, name="bough-lines", daemon=True)
                 try:
                     self._thread.start()
-                except RuntimeError:  # there is none now: the next line may start it
+                except RuntimeError:  # no thread can be started now: the next line may start it
                     self._thread = None
 
     def flush(self) -> None:
-        """Waits until what was written before is out, FLUSH_TIMEOUT_S at most."""
+        """Waits until all queued lines are written, at most FLUSH_TIMEOUT_S."""
         if self._thread is None or not self._thread.is_alive():
             return
         done = threading.Event()
@@ -82,17 +82,17 @@ class LineWriter:
                     output.write(self._dropped(num_lost))
                     num_lost = 0
                 output.write(line)
-            except Exception:  # noqa: BLE001  it is closed, its disk is full, it is no file: the next one may go
+            except Exception:  # noqa: BLE001  closed, disk full, or no file: the next line may succeed
                 num_lost += 1
             with self._lock:
                 self._num_bytes -= sys.getsizeof(line)
 
 
 class _Output:
-    """Writes whole lines to a text stream; one that was cut ends before the next.
+    """Writes whole lines to a text stream; a truncated one is ended before the next.
 
-    Where the stream has a descriptor, that is written to: a stream's own buffer, or one that hides errors, would not
-    tell what is lost.
+    Writes to the stream's descriptor if it has one: the buffer of a stream, or a stream that hides errors, would not
+    report lost lines.
     """
 
     def __init__(self, target: TextIO | None) -> None:
@@ -120,7 +120,7 @@ class _Output:
 
 
 class LineHandler(logging.Handler):
-    """Hands the records of a log to a LineWriter."""
+    """Passes log records to a LineWriter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,12 +137,12 @@ class LineHandler(logging.Handler):
 
 
 def log_to_stderr() -> None:
-    """Sends this process's log to standard error, from the level on that BOUGH_LOG names, if it goes nowhere yet.
+    """Sends this process's log to standard error from the level in BOUGH_LOG on, unless it has a handler already.
 
     Raises:
-        RequestError: BOUGH_LOG names no level.
+        RequestError: BOUGH_LOG is not the name of a level.
     """
-    logging.raiseExceptions = False  # what fails while it logs must not write to standard error itself
+    logging.raiseExceptions = False  # a failure in logging must not write to standard error itself
     level = os.environ.get("BOUGH_LOG") or "warning"
     if level.lower() not in LEVELS:
         raise RequestError(f"BOUGH_LOG must be {', '.join(LEVELS[:-1])} or {LEVELS[-1]}, got {level!r}")

@@ -1,4 +1,4 @@
-"""The offline API, in its usual shape: `LLM(model).generate(prompts, SamplingParams(...))`."""
+"""Offline API in the usual form: `LLM(model).generate(prompts, SamplingParams(...))`."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class LLM:
         ModelError: the model cannot be loaded.
     """
 
-    def __init__(  # noqa: PLR0913  the field's usual names, each of them honoured or refused
+    def __init__(  # noqa: PLR0913  the usual names of the field, each supported or refused
         self,
         model: str | os.PathLike[str] = "smollm2-135m",
         *,
@@ -123,7 +123,7 @@ class LLM:
             raise RequestError(
                 f"{name} is not an option of LLM or EngineConfig", code="unsupported_parameter", param=name
             )
-        # The caller's own list of prompts is nothing to be protected from.
+        # The limit protects servers; the caller's own list of prompts needs none.
         options = {"max_waiting": MAX_PROMPTS} | options
         self._config = _config(options | {"model": os.fspath(model), "dtype": our_value("dtype", dtype)})
         self._engine: Engine = start_engine(self._config)
@@ -146,7 +146,7 @@ class LLM:
         A prompt is a text, a list of token ids, or {"prompt": text} / {"prompt_token_ids": ids}.
 
         Raises:
-            RequestError: a prompt or parameter is wrong; nothing is generated then.
+            RequestError: a prompt or parameter is invalid; nothing is generated.
             EngineError: a prompt failed while it ran.
         """
         many = _as_list(prompts)
@@ -184,11 +184,11 @@ class LLM:
             for chat in chats
         ]
         many = _spread(sampling_params or SamplingParams(max_tokens=16), len(prompts), "sampling_params")
-        # What the template ends with is not to be written otherwise.
+        # Token healing must not rewrite the end of the template.
         params = [msgspec.structs.replace(one, token_healing=False) for one in many]
         return self.generate(prompts, params, grammar=grammar, use_tqdm=use_tqdm)
 
-    # The loop, a step at a time
+    # Stepwise interface
 
     def add_request(
         self,
@@ -203,7 +203,7 @@ class LLM:
         """Queues a request; `step` advances it. Without `stream`, outputs are filled only at the end, which costs less.
 
         Raises:
-            RequestError: the request is wrong.
+            RequestError: the request is invalid.
         """
         if request_id in self._live:
             raise RequestError(f"a request with id {request_id!r} is running already", param="request_id")
@@ -249,7 +249,7 @@ class LLM:
             if (result := self._live.pop(request_id, None)) is not None:
                 self._stop(result)
 
-    # Around it
+    # Lifecycle
 
     def get_tokenizer(self) -> Any:
         return self._engine.tokenizer
@@ -276,7 +276,7 @@ class LLM:
         return None, [int(token) for token in prompt]
 
     def _take(self, result: PromptOutput, index: int, stream: bool, output: RequestOutput) -> None:
-        if self._live.get(result.request_id) is not result:  # it has ended already
+        if self._live.get(result.request_id) is not result:  # it has already ended
             return
         completion = result.outputs[index]
         completion.text += output.text
@@ -289,7 +289,7 @@ class LLM:
             result.usage += finish.usage
             if finish.error is not None:
                 result.error = to_exception(finish.error)
-        if result.error is not None:  # the others still say what they have come to
+        if result.error is not None:  # the other samples still report their results
             self._stop(result)
         if stream or result.finished:
             self._changed[result.request_id] = result
@@ -297,7 +297,7 @@ class LLM:
             self._live.pop(result.request_id, None)
 
     def _stop(self, result: PromptOutput) -> None:
-        """Ends what still runs of a request."""
+        """Aborts the samples of a request that still run."""
         for index in range(len(result.outputs)):
             self._engine.abort(f"{result.request_id}/{index}")
 
@@ -336,7 +336,7 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def _spread(value: Any, count: int, name: str) -> list[Any]:
-    """One value for all, or one each."""
+    """Returns `count` values: one for all, or one each."""
     if isinstance(value, (list, tuple)):
         if len(value) != count:
             raise RequestError(f"there are {count} prompts but {len(value)} {name}", param=name)

@@ -72,7 +72,7 @@ class Submissions:
     def __init__(self) -> None:
         self._queue: FairQueue[_Submission] = FairQueue()
         self._last: dict[tuple[Kind, str], _Submission] = {}  # of those that wait
-        self._lock = threading.RLock()  # a generator that is freed while it is held aborts its request
+        self._lock = threading.RLock()  # reentrant: a generator freed while it is held aborts its request
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -99,7 +99,7 @@ class Submissions:
             return waiting is not None
 
     def make(self, ends: float) -> None:
-        """Starts the submissions that are there, until `ends` by the monotonic clock, but one in any case."""
+        """Starts the waiting submissions, at least one, until `ends` by the monotonic clock."""
         for _ in range(len(self)):
             with self._lock:
                 taken = self._queue.pop()
@@ -119,13 +119,13 @@ class Submissions:
 
 
 class EngineLoop:
-    """Runs an engine and its executor on one thread, which sleeps when idle. Calls come in through an inbox, requests
+    """Runs an engine and its executor on one thread, which sleeps when idle. Calls arrive through an inbox, requests
     and programs through queues by tenant.
 
-    Whatever was started gets its terminal event, also when the loop is closed or dies.
+    Whatever was started gets its terminal event, even if the loop is closed or dies.
 
     on_death    called once the loop has died, after these events
-    serves      prepare for constraints once idle for QUIET_S
+    serves      prepare for constraints after QUIET_S of idleness
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class EngineLoop:
         self._warm_at = time.monotonic() + QUIET_S if serves else math.inf
         self._rest_s: float | None = REST_S  # until more can be prepared; None: nothing can
         self._lock = threading.RLock()
-        self._turned: float | None = None  # when the step under way began; None: it sleeps
+        self._turned: float | None = None  # start of the current step; None: the loop sleeps
         engine.wake = lambda: self._inbox.put(_nothing)
         self._thread = threading.Thread(target=self._run, name="bough-engine", daemon=True)
         self._thread.start()
@@ -164,7 +164,7 @@ class EngineLoop:
 
     @property
     def step_began(self) -> float | None:
-        """Time at which the step under way, the calls before it, or the loop's shutdown began; None while the loop
+        """Time at which the current step, the calls before it, or the loop's shutdown began; None while the loop
         sleeps, and once it has ended."""
         return self._turned
 
@@ -287,7 +287,7 @@ class EngineLoop:
                 self._on_death()
 
     def _end_all(self) -> None:
-        """Ends all that is live and refuses all that waits, despite errors: the one that ended the loop may recur."""
+        """Ends all live work and refuses all that waits, despite errors: the one that ended the loop may recur."""
         for part in (self._executor, self._runner, self.engine):
             try:
                 part.close()
@@ -337,8 +337,8 @@ class EngineLoop:
     def _sleep_s(self) -> float | None:
         """Returns how long the idle loop may sleep, MAX_SLEEP_S at most; None: until it is woken.
 
-        Until the first deadline of a request that waits for a compilation or a check, until the executor has something
-        to end, or until the loop prepares for later passes or constraints.
+        The sleep ends at the first deadline of a request that waits for a compilation or a check, when the executor has
+        something to end, or when the loop prepares for later passes or constraints.
         """
         parts = (self.engine.sleep_s(), self._executor.sleep_s(), self._rest_s)
         ends = [end for end in parts if end is not None]
@@ -366,7 +366,7 @@ def _end(inbox: queue.SimpleQueue[Callable[[], None] | None], thread: threading.
 
 
 def _nothing() -> None:
-    """Wakes the loop."""
+    """Does nothing: posted only to wake the loop."""
 
 
 def _make(call: Callable[[], None]) -> None:

@@ -34,10 +34,10 @@ MAX_HEAD_BYTES = 64
 
 ROOM_BYTES = 256 << 10
 SHARED_CHARS = 4096
-"""Larger constraints are sent once for consecutive requests with the same object, as those of one body."""
+"""Size from which a constraint is sent only once for consecutive requests with the same object, as from one body."""
 
 ROOM_TIMEOUT_S = 0.25
-"""Seconds that the engine's steps wait for a peer that has stopped reading: once, however much is said meanwhile."""
+"""Seconds that the engine's steps wait for a peer that has stopped reading: once, however many messages are queued."""
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
@@ -114,7 +114,7 @@ class Loading(msgspec.Struct, frozen=True, tag="loading"):
 
 
 class Located(msgspec.Struct, frozen=True, tag="located"):
-    """Path of the model's file or folder, sent once all its files are there."""
+    """Path of the model's file or folder, sent once all its files are present."""
 
     path: str
 
@@ -130,8 +130,8 @@ class LoadFailed(msgspec.Struct, frozen=True, tag="load_failed"):
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
     """A heartbeat.
 
-    stalled_s     seconds for which the step under way has lasted; 0 if there is none
-    expected_s    seconds that its passes are expected to take
+    stalled_s     seconds for which the current step has lasted; 0 if there is none
+    expected_s    expected seconds of its passes
     """
 
     stalled_s: float = 0.0
@@ -191,18 +191,18 @@ class Unreadable(NamedTuple):
 
 
 class FrameWriter:
-    """Sends messages from a thread of its own, several to a system call when they come faster than they are sent.
+    """Sends messages from a separate thread, several per system call when they come faster than they are sent.
 
-    `put` never blocks. What waits is bounded by the live streams, and the peer reads all the time; but a program can
-    produce events faster than they are read. So the sender of program events calls `wait_for_room`, lest one program's
-    events delay those of others.
+    `put` never blocks. The queue is bounded by the live streams, and the peer reads all the time; but a program can
+    produce events faster than they are read. As backpressure, the sender of program events calls `wait_for_room`, so
+    that one program's events do not delay those of others.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._num_bytes = 0
         self._ended = False
-        self._stalled = False  # nothing has been sent since a wait for room has ended in vain
+        self._stalled = False  # nothing has been sent since a wait for room timed out
         self._sent = threading.Condition()
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._constraining = threading.Lock()
@@ -215,7 +215,7 @@ class FrameWriter:
         """Queues `message` to be sent; after `close`, or once the peer is gone, it is lost.
 
         Raises:
-            RequestError: it cannot be encoded, as text that is not Unicode, or has more than MAX_FRAME_BYTES.
+            RequestError: the message cannot be encoded, such as text that is not Unicode, or exceeds MAX_FRAME_BYTES.
         """
         try:
             body = msgspec.msgpack.encode(message)
@@ -261,8 +261,8 @@ class FrameWriter:
         return num_chars
 
     def wait_for_room(self) -> None:
-        """Waits until at most ROOM_BYTES are queued, but no longer than ROOM_TIMEOUT_S; not again until something is
-        sent."""
+        """Waits until at most ROOM_BYTES are queued, for up to ROOM_TIMEOUT_S; after a timeout, not again until
+        something is sent."""
         with self._sent:
             if not self._stalled:
                 has_room = self._sent.wait_for(lambda: self._ended or self._num_bytes <= ROOM_BYTES, ROOM_TIMEOUT_S)
@@ -278,7 +278,7 @@ class FrameWriter:
             self._send_all()
         except OSError:
             pass  # the peer is gone; the reader notices
-        except BaseException:  # a lack of memory, for one: both ends must see a broken link, not a silent one
+        except BaseException:  # such as a lack of memory: both ends must see a broken link, not a silent one
             logger.exception("messages to the other process cannot be sent any more")
             with contextlib.suppress(OSError):
                 self._connection.shutdown(socket.SHUT_RDWR)
@@ -304,7 +304,7 @@ class FrameWriter:
 
 
 def _head(length: int, number: int) -> bytes:
-    """Returns the head of a message: its length, and its number modulo 2^32, by which a lost one is noticed."""
+    """Returns the head of a message: its length, and its number modulo 2^32, which reveals lost messages."""
     return length.to_bytes(4, "little") + (number & 0xFFFFFFFF).to_bytes(4, "little")
 
 
@@ -334,8 +334,8 @@ def _unsendable(message: msgspec.Struct) -> str:
 def _about(body: bytes, heads: msgspec.msgpack.Decoder[_Head]) -> tuple[str, int]:
     """Returns the tag and the key of a message that cannot be decoded; "" and 0 if these cannot be either.
 
-    The decoder goes through all fields, also those that it skips, and fails if one is nested too deeply. Such a field
-    comes after the first two, which are then decoded on their own.
+    The decoder visits all fields, even those that it skips, and fails if one is nested too deeply. Such a field comes
+    after the first two, which are then decoded separately.
     """
     with contextlib.suppress(msgspec.ValidationError, RecursionError):
         head = heads.decode(body)

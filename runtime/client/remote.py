@@ -1,4 +1,4 @@
-"""Client of an engine in a process of its own, so that neither can stall the other, as the HTTP server uses it."""
+"""Client of an engine in a separate process, so that neither can stall the other. Used by the HTTP server."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ from .watchdog import TICK_S, Watchdog
 logger = logging.getLogger("bough.engine")
 
 CLOSE_TIMEOUT_S = 3.0
-"""Seconds that an engine may take to end by itself; after that it is killed."""
+"""Seconds for an engine to end by itself before it is killed."""
 
 KILL_TIMEOUT_S = 5.0
 """Seconds to wait for a killed process to be gone. One that is stuck in a driver or a file system may never be."""
@@ -87,7 +87,7 @@ CRASHES_WITHIN_S = 600.0
 both."""
 
 ANSWER_TIMEOUT_S = 60.0
-"""Seconds to wait for the answer to a question, which comes after the step under way."""
+"""Seconds to wait for the answer to a question, which the engine gives after its current step."""
 
 Progress = Callable[[str, int, int], None]
 
@@ -95,7 +95,7 @@ Told = TypeVar("Told")
 
 
 class _Stream(NamedTuple):
-    """A request or program under way: its listener, its deadline, and the message that ends it early."""
+    """A request or program in flight: its listener, its deadline, and the message that ends it early."""
 
     listen: Callable[[Any], None]
     fail: Callable[[ErrorInfo], None]
@@ -305,7 +305,7 @@ class RemoteClient(StreamingClient):
             self._expire(now, error)
 
     def _expire(self, time_over: float, error: BoughError) -> None:
-        """Fails the streams whose deadline is not after `time_over`, and ends their work."""
+        """Fails the streams whose deadline is `time_over` or earlier, and ends their work."""
         with self._lock:
             late = {key: stream for key, stream in self._streams.items() if time_over >= stream.deadline}
         for key, stream in late.items():
@@ -327,7 +327,7 @@ class RemoteClient(StreamingClient):
             self._spawned.connection.shutdown(socket.SHUT_RDWR)
 
     def _see_it_end(self) -> None:
-        """Waits for a process that was killed, but not for ever."""
+        """Waits for a killed process to end, for a limited time."""
         if not self._ends_within(KILL_TIMEOUT_S):
             logger.error("process %d was killed and does not end: it is left behind", self.process_id)
 
@@ -406,7 +406,7 @@ class RemoteClient(StreamingClient):
             raise
 
     def _leave(self, key: int) -> _Stream | None:
-        """Forgets a stream, and returns it to be told its end; None if it was not there: another thread tells it."""
+        """Removes and returns a stream whose end is to be reported; None if another thread has removed it."""
         self._tools.over(key)
         with self._lock:
             return self._streams.pop(key, None)
@@ -436,7 +436,7 @@ class RemoteClient(StreamingClient):
                 self._dispatch(message)
         except (OSError, msgspec.DecodeError):
             pass  # a broken link is a dead engine
-        except Exception:  # whatever it was, no listener must be left waiting
+        except Exception:  # whatever the reason, no listener must be left waiting
             logger.exception("the messages of the engine process can no longer be read")
         messages.close()
         if self._crashed_again:

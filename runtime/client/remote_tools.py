@@ -1,4 +1,4 @@
-"""Tools of the client's process, called by an engine in another: the two ends of the link."""
+"""Tools of the client's process that are called by an engine in another process: both ends of the link."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Send = Callable[[Any], None]
 
 
 class RemoteTools:
-    """The engine's end: tools that are asked of the client. Their calls are awaited on the tools' event loop."""
+    """Engine's end: tools that are called in the client. Their calls are awaited on the tools' event loop."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -30,7 +30,7 @@ class RemoteTools:
         self._waiting: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[ToolResult]]] = {}
 
     def of(self, key: int, tools: tuple[ToolInfo, ...]) -> Mapping[str, ToolCall]:
-        """The tools of the program `key`, to be called from here."""
+        """Returns the tools of the program `key`, for calls from the engine."""
         return {tool.name: RemoteTool(self, key, tool) for tool in tools}
 
     async def call(self, key: int, tool: str, arguments: dict[str, Any]) -> str:
@@ -53,7 +53,7 @@ class RemoteTools:
         return result.text
 
     def take(self, result: ToolResult) -> None:
-        """An answer has come. From any thread."""
+        """Settles the call of a result that has arrived. May be called from any thread."""
         with self._lock:
             loop, answer = self._waiting.get(result.call, (None, None))
         if loop is not None and answer is not None:
@@ -61,7 +61,7 @@ class RemoteTools:
 
 
 class RemoteTool(NamedTuple):
-    """A tool of the client's, as the engine sees it."""
+    """A tool of the client, as seen by the engine."""
 
     tools: RemoteTools
     key: int
@@ -92,7 +92,7 @@ class RemoteTool(NamedTuple):
 
 
 class LocalTools:
-    """The client's end: runs the tools that programs of its own call. Thread-safe."""
+    """Client's end: runs the tools that its programs call. Thread-safe."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -102,10 +102,10 @@ class LocalTools:
         self._tickets: dict[int, Ticket] = {}
 
     def offer(self, key: int, program: Program, tools: Mapping[str, ToolCall]) -> tuple[ToolInfo, ...]:
-        """Keeps those of `tools` that the program `key` names, until it is over; what the engine has to know of them.
+        """Keeps those of `tools` that the program `key` names until it ends; returns their descriptions for the engine.
 
         Raises:
-            RequestError: one is not there, or not a tool.
+            RequestError: a tool is missing, or invalid.
         """
         used: dict[str, ToolCall] = {}
         for index, op in enumerate(walk(program.ops)):
@@ -125,7 +125,7 @@ class LocalTools:
             self._tools.pop(key, None)
 
     def use(self, message: UseTool) -> None:
-        """Begins a call that the engine asks for."""
+        """Starts a call requested by the engine."""
 
         def done(outcome: str | ErrorInfo) -> None:
             with self._lock:
@@ -146,11 +146,11 @@ class LocalTools:
             done(tool_failed(message.tool, "the program that called it is over"))
             return
         try:
-            with self._lock:  # its end must not come before it is known
+            with self._lock:  # its end must not be handled before it is recorded
                 self._tickets[message.call] = self._runner.start(tool, message.arguments, done, owner)
         except BoughError as error:
             done(to_info(error))
-        except Exception:  # who reads the engine's messages must go on
+        except Exception:  # the reader of the engine's messages must continue
             logger.exception("tool %s could not be called", message.tool)
             done(tool_failed(message.tool, "it could not be called"))
 

@@ -1,4 +1,4 @@
-"""Starts an engine's process: early, so that it loads its modules while who starts it loads its own."""
+"""Starts an engine process early, so that it imports its modules while its parent imports its own."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
 DUMP_SIGNAL = signal.SIGUSR2
-"""Has an engine's process write to standard error where its threads are."""
+"""Makes an engine process write the stacks of its threads to standard error."""
 
 
 class EngineProcess(NamedTuple):
-    """A process that waits on `connection` to hear what to load; it ends when that is closed. `begun` is when it was
-    started, and `crashed_at` when the one before it ended, by the monotonic clock."""
+    """A process that waits on `connection` for its configuration and ends when that is closed. `begun` is the time of
+    its start, `crashed_at` that of the previous process's end, by the monotonic clock."""
 
     process: subprocess.Popen[bytes]
     connection: socket.socket
@@ -31,7 +31,7 @@ class EngineProcess(NamedTuple):
 
 
 def spawn_engine() -> EngineProcess:
-    """Starts the process, which the caller has to end. Raises OSError: no process can be started."""
+    """Starts the process, which the caller must end. Raises OSError: no process can be started."""
     begun = time.monotonic()
     ours, theirs = socket.socketpair()
     with theirs:
@@ -39,7 +39,7 @@ def spawn_engine() -> EngineProcess:
             f"{__package__}.engine_process",
             [str(theirs.fileno())],
             keep=HUB_TOKENS,
-            # Threads that spin while they wait take the cores from the server and its clients: docs/decisions/0008.
+            # Threads that spin while waiting would take cores from the server and its clients: docs/decisions/0008.
             variables={"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive")},
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""Events of a request or a program as an iterator, for threads and for asyncio; refusals as exceptions."""
+"""Streams of the events of a request or a program, for threads and for asyncio; refusals become exceptions."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Event = TypeVar("Event", RequestOutput, ProgramEvent)
 
 
 class Starter(Protocol):
-    """Engine as clients see it: takes requests and programs, and takes them back.
+    """Engine as its clients see it: starts requests and programs, and cancels them.
 
-    `start_...` may refuse by an exception or by the first event; if it does not raise, a terminal event always comes.
+    `start_...` may refuse by raising or by its first event; unless it raises, a terminal event always follows.
     """
 
     def start_request(self, request: Request, listen: Callable[[RequestOutput], None]) -> None: ...
@@ -37,7 +37,7 @@ class Starter(Protocol):
     def start_program(
         self, program: Program, listen: Callable[[ProgramEvent], None], tools: Mapping[str, ToolCall] | None
     ) -> Callable[[], None]:
-        """Returns what drops the program if this submission is in flight: another may have come by its id."""
+        """Returns a function that drops the program while this submission is in flight: its id may be reused later."""
 
     def drop(self, program_id: str) -> None: ...
 
@@ -83,7 +83,7 @@ class StreamingClient:
     def _submission(
         self, program: Program, tools: Mapping[str, ToolCall] | None
     ) -> tuple[Callable[[Callable[[ProgramEvent], None]], None], Callable[[], None]]:
-        """Returns what starts it, and what ends it and nothing else."""
+        """Returns a function that starts the submission, and one that ends this submission only."""
         ends: list[Callable[[], None]] = []
 
         def start(listen: Callable[[ProgramEvent], None]) -> None:
@@ -97,7 +97,7 @@ class StreamingClient:
 
 
 def with_whole_ends(listen: Callable[[ProgramEvent], None]) -> Callable[[ProgramEvent], None]:
-    """Returns what hears a Done in parts, and tells `listen` of it as one."""
+    """Returns a listener that joins the parts of a Done into one event for `listen`."""
     texts: dict[int, str] = {}
     num_tokens: dict[int, int] = {}
 
@@ -115,10 +115,10 @@ def with_whole_ends(listen: Callable[[ProgramEvent], None]) -> Callable[[Program
 
 
 def iterate(start: Callable[[Callable[[Event], None]], None], stop: Callable[[], None]) -> Iterator[Event]:
-    """Events of what `start` begins, the last included; `stop` is called if the consumer leaves before it.
+    """Yields the events of what `start` begins, up to the terminal one; calls `stop` if the consumer leaves before.
 
-    `start` is given a function to send events to, from any thread, and must see to it that the last one always
-    comes. An error as the very first event is a refusal, and raised, unless an instruction of a program is to blame.
+    `start` gets a function that takes events from any thread, and must ensure that a terminal event always comes. An
+    error as the first event is a refusal and is raised, unless it names an instruction of a program.
     """
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     start(events.put)
@@ -142,9 +142,9 @@ async def aiterate(
     stop: Callable[[], None],
     settle: Callable[[Any], None] | None = None,
 ) -> AsyncIterator[Event]:
-    """Does for asyncio what `iterate` does for threads. `settle` gets the last event, also if the consumer has left.
+    """`iterate` for asyncio. `settle` gets the terminal event, even if the consumer has left.
 
-    A consumer that leaves before the last event ends the work by `stop`: a request is aborted, a program dropped
+    A consumer that leaves before the terminal event ends the work by `stop`: a request is aborted, a program dropped
     (`Executor.drop`).
     """
     events: _Arrivals[Event] = _Arrivals(settle)
@@ -165,14 +165,14 @@ async def aiterate(
 
 
 class _Arrivals(Generic[Event]):
-    """A queue from any thread to one task. Thousands wait at a time: an asyncio.Queue is ten times as large."""
+    """Queue from any thread to one task. Thousands exist at a time, and an asyncio.Queue is ten times as large."""
 
     __slots__ = ("_arrived", "_post", "_settle", "_waiter")
 
     def __init__(self, settle: Callable[[Any], None] | None = None) -> None:
         self._settle = settle
         self._post = _post_of(asyncio.get_running_loop())
-        self._arrived: deque[Event] | None = None  # a deque is large, too: there is none while nothing has come
+        self._arrived: deque[Event] | None = None  # created on demand, since a deque is large too
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, event: Event) -> None:
@@ -190,13 +190,13 @@ class _Arrivals(Generic[Event]):
             self._arrived = deque()
         self._arrived.append(event)
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)  # who waits goes on after this call
+            self._waiter.set_result(None)  # the waiting task continues after this call
         if self._settle is not None and _is_last(event):
             self._settle(event)
 
 
 class _Post:
-    """Brings what other threads send to an event loop's thread, which is woken once for all that has come meanwhile."""
+    """Delivers messages from other threads on an event loop's thread, with one wake-up for all that are pending."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -207,25 +207,25 @@ class _Post:
         self._letters.append((receiver, letter))
         if not self._called:
             self._called = True
-            with contextlib.suppress(RuntimeError):  # the consumer's loop is closed: nobody listens any more
+            with contextlib.suppress(RuntimeError):  # the consumer's loop is closed
                 self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        self._called = False  # before the letters are counted: one that comes later calls again
-        for _ in range(len(self._letters)):  # no more, so that a flood of them leaves the loop's time to others
+        self._called = False  # before the letters are counted: a later one schedules another call
+        for _ in range(len(self._letters)):  # only those pending, so that a flood does not block the loop
             receiver, letter = self._letters.popleft()
             try:
                 receiver(letter)
-            except Exception:  # which is no matter of those whose letters come after it
+            except Exception:  # must not affect the receivers of later letters
                 logger.exception("an event could not be taken")
 
 
 _posts: weakref.WeakValueDictionary[int, _Post] = weakref.WeakValueDictionary()
-"""By the id of their loop, as long as something is to arrive there."""
+"""By the id of their event loop, while a queue there uses them."""
 
 
 def _post_of(loop: asyncio.AbstractEventLoop) -> _Post:
-    """The event loop's own; called on its thread."""
+    """Returns the `_Post` of an event loop. Must be called on the loop's thread."""
     post = _posts.get(id(loop))
     if post is None:
         post = _posts[id(loop)] = _Post(loop)

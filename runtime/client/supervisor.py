@@ -1,4 +1,4 @@
-"""An engine process that is watched, and started again when it ends: what `bough serve` holds."""
+"""Supervisor of an engine process: watches it and restarts it when it ends. Used by `bough serve`."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from .watchdog import TICK_S
 logger = logging.getLogger("bough.engine")
 
 STATS_TIMEOUT_S = 0.5
-"""Seconds after which the counters of a moment ago have to do."""
+"""Seconds after which the previous counters are returned instead of new ones."""
 
 RESTARTS_WITHIN_S = 600.0
 """Time in which restarts are counted."""
 
 PAUSES_S = (5.0, 20.0)
-"""Pauses after attempts that failed, one after another: what keeps a process from starting may pass."""
+"""Pauses after successive failed attempts: the obstacle may be temporary."""
 
 MIN_LOAD_SILENCE_S = 30.0
-"""Least time that a process may take to be heard of: to import its modules takes long on a busy machine."""
+"""Shortest limit on the silence of a loading process: on a busy machine, its imports take long."""
 
 LOAD_STALLS = 10.0
-"""Times the allowed time without progress that a load may take for one of its steps, or LOAD_STALL_S."""
+"""Limit on one step of a load, in multiples of `stuck_timeout_s`; at least LOAD_STALL_S."""
 
 
 class Supervisor(StreamingClient):
     """`EngineClient` over one engine process after another.
 
-    What runs in a process that ends fails, with `engine_dead`, or `engine_stuck` if it was killed because it made no
-    progress for `stuck_timeout_s`; its kept states and its cache are lost. Then the next is started, up to `restarts`
-    times in RESTARTS_WITHIN_S, at once at first and after a pause if that fails; after that the client is no longer
-    alive.
+    When a process ends, its work fails with `engine_dead`, or with `engine_stuck` if it was killed because it made no
+    progress for `stuck_timeout_s`; its kept states and its cache are lost. Then the next process is started, at once at
+    first and after a pause if that fails, up to `restarts` times in RESTARTS_WITHIN_S. After that the client is no
+    longer alive.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class Supervisor(StreamingClient):
         super().__init__(self, ToolRegistry())
         self._config = config or EngineConfig()
         self._stuck_timeout_s = watch.stuck_timeout_s
-        self._restarts = deque([-math.inf] * watch.restarts)  # when the last ones were
+        self._restarts = deque([-math.inf] * watch.restarts)  # times of the last restarts
         self._num_restarts = 0
         self._client = RemoteClient(spawned)
         self._load(self._client, progress)
         self._loading: RemoteClient | None = None
-        self._ready_at = 0.0  # when the engine that is being started should be there
+        self._ready_at = 0.0  # time at which the engine being started should be ready
         self._alive = self._ready = True
         self._stats = EngineStats()
         self._lock = threading.Lock()
@@ -97,7 +97,7 @@ class Supervisor(StreamingClient):
 
     @property
     def process_id(self) -> int:
-        """Id of the engine's present process."""
+        """Id of the engine's current process."""
         return self._client.process_id
 
     def check(self) -> None:
@@ -118,7 +118,7 @@ class Supervisor(StreamingClient):
         self._client.drop(program_id)
 
     def stats(self) -> EngineStats:
-        """Returns the engine's counters, since its process was started; those of a moment ago if it is busy or gone."""
+        """Returns the engine's counters since its process started; the previous ones if it is busy or gone."""
         up = True
         try:
             self.check()
@@ -133,11 +133,11 @@ class Supervisor(StreamingClient):
         return self._engine.flush_cache()
 
     def close(self, *, at_once: bool = False) -> None:
-        """Ends the engine; what is running in it fails. Closing twice is fine."""
+        """Ends the engine; its work fails. May be called twice."""
         with self._lock:
             self._closed.set()
             loading = self._loading  # the keeper's thread clears it without the lock
-            if loading is not None:  # which can take long
+            if loading is not None:  # loading can take long
                 loading.kill()
             if at_once:
                 self._client.kill()
@@ -176,7 +176,7 @@ class Supervisor(StreamingClient):
         client.load(self._config, progress, silence_s, max(LOAD_STALLS * self._stuck_timeout_s, LOAD_STALL_S))
 
     def _start_again(self) -> bool:
-        """Returns true once the next process is ready, false if there is to be none."""
+        """Starts the next process. Returns True once it is ready, False if no more may be started."""
         for pause_s in itertools.chain((0.0,), PAUSES_S, itertools.repeat(PAUSES_S[-1])):
             if not self._may_restart():
                 break
@@ -189,7 +189,7 @@ class Supervisor(StreamingClient):
                         break
                     self._loading = RemoteClient(crashed_at=time.monotonic())
                 self._load(self._loading)
-            except Exception as error:  # whatever it is, the next attempt may do
+            except Exception as error:  # whatever the reason, the next attempt may succeed
                 expected = isinstance(error, BoughError | OSError)
                 reason = error if expected else f"{type(error).__name__}: {error}"
                 logger.error("the engine could not be started again: %s", reason, exc_info=not expected)

@@ -1,4 +1,4 @@
-"""Heartbeats of an engine process, and what they say about its progress."""
+"""Watchdog: derives an engine process's progress from its heartbeats."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ BEAT_S = 1.0
 """Time between two heartbeats."""
 
 TICK_S = 0.5
-"""Time between two looks at them."""
+"""Time between two checks of the heartbeats."""
 
 SEEN_S = 3.0
 """Time without progress after which an engine counts as stuck."""
 
 STUCK_FACTOR = 4.0
-"""Times as long as its passes are expected to take after which a step counts as stuck, if that is longer."""
+"""Duration of a step, in multiples of its passes' expected time, after which it counts as stuck, if longer."""
 
 HUNG_FACTOR = 10.0
-"""Times as long after which it is beyond hope, if that is longer than what is allowed."""
+"""Duration, in the same multiples, after which a step is considered hung, if longer than the limit."""
 
 
 class StepTimer:
-    """Measures in the engine's process how long a step has lasted.
+    """Measures the duration of a step in the engine process.
 
-    It does so in looks, each of which counts no more than twice the time between two of them: a process that is
-    stopped, or a machine that is suspended, takes no time of a step.
+    It samples at regular intervals and counts at most twice the interval per sample, so that the time while the process
+    is stopped or the machine is suspended does not count.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class StepTimer:
         self._looked = 0.0
 
     def look(self, began: float | None, now: float) -> float:
-        """Returns for how many seconds the step that `began` at a time of the same clock has lasted; None: 0."""
+        """Returns the seconds since the step `began`, by the clock of `now`; 0 if `began` is None."""
         if began is None:
             self._began = None
             return 0.0
@@ -45,12 +45,12 @@ class StepTimer:
 
 
 class Watchdog:
-    """Measures for how long an engine with work has made no progress. Thread-safe enough: one writer for each field.
+    """Measures how long an engine with work has made no progress. Thread-safe in that each field has one writer.
 
-    A heartbeat brings how long the engine's step has lasted by then, and how long its passes are expected to take, by
-    which a step of long passes may last longer; silence counts on top of it, and by itself whatever is expected.
-    Silence is measured in looks, each of which counts no more than twice the time between two of them: what stops both
-    processes, such as a suspended machine, is not the engine's fault.
+    A heartbeat reports how long the engine's step has lasted, and the expected time of its passes, which extends the
+    limit of long steps. Silence is added to the step's time, and also counts alone, regardless of the expected time. It
+    is sampled, and each sample counts at most twice the interval: what stops both processes, such as a suspended
+    machine, is not charged to the engine.
     """
 
     def __init__(self) -> None:
@@ -62,12 +62,12 @@ class Watchdog:
 
     @property
     def silence_s(self) -> float:
-        """Seconds by which the next heartbeat was late, at the last look."""
+        """Seconds by which the next heartbeat was late at the last check."""
         return max(self._silent_s - BEAT_S, 0.0)
 
     @property
     def stuck_s(self) -> float:
-        """Seconds without progress, at the last look."""
+        """Seconds without progress at the last check."""
         return self._stalled_s + self.silence_s
 
     @property
@@ -75,22 +75,22 @@ class Watchdog:
         return self.silence_s >= SEEN_S or self.stuck_s >= max(SEEN_S, STUCK_FACTOR * self._expected_s)
 
     def left_s(self) -> float:
-        """Seconds until an engine that makes no progress for `limit_s` is beyond hope."""
+        """Returns the seconds until an engine without progress for `limit_s` is considered hung."""
         left_s = max(self.limit_s, HUNG_FACTOR * self._expected_s) - self.stuck_s
         return min(self.limit_s - self.silence_s, left_s) if self.silence_s else left_s
 
     def hangs(self) -> bool:
-        """Returns whether it is beyond hope."""
+        """Returns True if the engine is considered hung."""
         return self.left_s() <= 0.0
 
     def beat(self, stalled_s: float, expected_s: float = 0.0) -> None:
-        """Takes a heartbeat: the step has lasted for `stalled_s` seconds, 0 if there is nothing to do; its passes are
+        """Records a heartbeat: the step has lasted for `stalled_s` seconds, 0 if the engine is idle; its passes are
         expected to take `expected_s`.
         """
         self._stalled_s, self._expected_s, self._silent_s = stalled_s, expected_s, 0.0
 
     def look(self, now: float) -> None:
-        """Counts the silence since the last look. `now` is a time of a monotonic clock, in seconds."""
+        """Counts the silence since the last check. `now` is a time of a monotonic clock, in seconds."""
         if self._looked is not None:
             self._silent_s += min(now - self._looked, 2 * TICK_S)
         self._looked = now

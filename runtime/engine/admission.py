@@ -1,4 +1,4 @@
-"""Requests on their way to the scheduler: refused if they cannot run, healed, held until all is compiled."""
+"""Admission of requests: validates them, heals their prompts, and holds them until grammars and patterns compile."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ logger = logging.getLogger("bough.engine")
 
 MIN_WAITING_TOKENS = 1 << 22
 WAITING_POOLS = 8
-"""Tokens in the prompts of all requests: that many, or as many as fit into so many caches if that is more. One takes
-some 45 bytes."""
+"""Limit on the prompt tokens of all requests: MIN_WAITING_TOKENS, or WAITING_POOLS times the cache's capacity if that
+is more. A token takes about 45 bytes."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -54,11 +54,11 @@ class Compiling:
 
 
 class Admission:
-    """Makes generations of requests, and has their grammars and patterns compiled. `wake` is called from another
-    thread when one is ready.
+    """Turns requests into generations and has their grammars and patterns compiled. Calls `wake` from another thread
+    when a compilation ends.
 
     trees      prompts may end as trees of tokens
-    compiling  compilations under way, by the id of the request that waits for each
+    compiling  compilations in progress, by the id of the request that waits for each
     """
 
     def __init__(
@@ -97,12 +97,12 @@ class Admission:
     ) -> Generation:
         """Returns the generation of `request`, which is complete unless its grammar or pattern is being compiled.
 
-        Token healing takes the last tokens of its prompt back, `healable` at most.
+        Token healing takes back the last tokens of its prompt, `healable` at most.
 
         Raises:
-            RequestError: the request is wrong. Nothing was taken.
-            OverloadedError: the queue is full, or the request's key has all of it that is its own, or there is no
-                thread to compile its pattern on.
+            RequestError: the request is invalid. Nothing was admitted.
+            OverloadedError: the queue is full, the request's key has used up its share, or no thread is available to
+                compile its pattern.
             EngineStoppedError: after `close`.
         """
         if self._closed:
@@ -168,10 +168,11 @@ class Admission:
             raise RequestError(message, code="invalid_grammar", param="grammar") from error
 
     def compiled(self, live: Mapping[str, Generation], now: float) -> Iterator[tuple[Generation, RequestOutput | None]]:
-        """Those whose wait is over: with their last event if compiling failed, or took too long."""
+        """Yields the generations that no longer wait for a compilation, each with its terminal event if that failed or
+        took too long."""
         for request_id, compiling in list(self.compiling.items()):
             generation = live.get(request_id)
-            if generation is None:  # who heard of another one's end has ended it
+            if generation is None:  # a listener ended it on hearing that another one ended
                 continue
             if not compiling.done:
                 if now >= generation.sequence.standing.deadline:
@@ -194,7 +195,7 @@ class Admission:
             yield generation, ended
 
     def _equip(self, generation: Generation, compiling: Compiling) -> None:
-        """Gives a generation what it has waited for. Raises GrammarError or RequestError."""
+        """Sets a generation's matcher and stop pattern from its compilations. Raises GrammarError or RequestError."""
         request = generation.request
         if compiling.pattern is not None:
             generation.stop_at(PatternSearch(outcome(compiling.pattern), self._patterns.budget(request.namespace)))
@@ -205,7 +206,7 @@ class Admission:
             generation.matcher = self._healer.after(request.prefix, matcher) if request.prefix else matcher
 
     def drop(self, generation: Generation) -> None:
-        """Forgets a request that has ended; what is compiled is abandoned unless another one waits for it."""
+        """Forgets a request that has ended; abandons its compilations unless another request waits for them."""
         self._places.give_back(generation.sequence.tenant, generation.sequence.num_prompt)
         dropped = self.compiling.pop(generation.request.id, None)
         if dropped is None:
@@ -217,7 +218,7 @@ class Admission:
             self._patterns.abandon(pattern)
 
     def close(self) -> None:
-        """Takes no more."""
+        """Refuses all further requests."""
         self._closed = True
         self._patterns.close()
 
@@ -227,10 +228,10 @@ class Admission:
 
 
 def _check_request(request: Request, info: ModelInfo) -> int:
-    """The most tokens that `request` may generate (0: none, its prompt is scored).
+    """Returns the most tokens that `request` may generate; 0 if its prompt is scored.
 
     Raises:
-        RequestError: it cannot run on this model.
+        RequestError: the request cannot run on this model.
     """
     if not request.prompt:
         raise RequestError("the prompt is empty", code="empty_prompt", param="prompt")

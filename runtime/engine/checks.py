@@ -1,4 +1,4 @@
-"""Finished values that are checked before their end is told: what no mask can enforce."""
+"""Checks of finished values against what no mask can enforce, before their end is reported."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ..protocol.request import Finish, RequestOutput
 from .generation import Generation
 
 Check = Callable[[GrammarSpec, str, Receipt | None, str], Future[list[Finding]]]
-"""Begins to check a text, on behalf of a tenant."""
+"""Starts checking a text on behalf of a tenant."""
 
 Abandon = Callable[[Future[list[Finding]]], None]
-"""Gives up a check that nobody waits for."""
+"""Abandons a check whose result is no longer needed."""
 
 MAX_NAMED = 5
-"""Violations that an error's message names."""
+"""Most violations named in an error message."""
 
 
 class Checks:
-    """Those under way. `wake` is called from another thread when one has ended."""
+    """Tracks the checks in progress. Calls `wake` from a worker thread when one ends."""
 
     def __init__(self, check: Check, abandon: Abandon, wake: Callable[[], None]) -> None:
         self._check = check
@@ -44,41 +44,41 @@ class Checks:
         return [future for future, _ in self.under_way.values()]
 
     def begin(self, generation: Generation, finish: Finish) -> None:
-        """Has the text of `generation` checked, which ends with `finish` if nothing is wrong with it."""
+        """Starts checking the text of `generation`, which ends with `finish` if the text is valid."""
         assert generation.request.grammar is not None
         found, tenant = generation.check, generation.sequence.tenant
         try:
             future = self._check(generation.request.grammar, found.text, found.receipt, tenant)
-        except Exception as error:  # noqa: BLE001  it is told as what the check found
+        except Exception as error:  # noqa: BLE001  reported as the result of the check
             future = Future()
             future.set_exception(error)
         self.under_way[generation] = future, finish
         future.add_done_callback(lambda _: self._wake())
 
     def drop(self, generation: Generation) -> bool:
-        """Forgets the check of `generation`; False if there is none."""
+        """Abandons the check of `generation`; returns False if there is none."""
         future, _ = self.under_way.pop(generation, (None, None))
         if future is not None and not future.done():
             self._abandon(future)
         return future is not None
 
     def take_late(self, now: float) -> Iterator[tuple[Generation, RequestOutput]]:
-        """The last events of those whose time is over before they have been checked."""
+        """Yields the generations whose deadline has passed before their check ended, with their terminal events."""
         for generation in list(self.under_way):
             if now >= generation.sequence.standing.deadline and self.drop(generation):
                 yield generation, generation.expire(now)
 
     def take_done(self) -> Iterator[tuple[Generation, RequestOutput]]:
-        """The last events of those that have been checked."""
+        """Yields the generations whose check has ended, with their terminal events."""
         for generation, (future, finish) in list(self.under_way.items()):
-            if future.done() and self.drop(generation):  # who hears of one end may drop another
+            if future.done() and self.drop(generation):  # a listener that hears of one end may drop another
                 finish = _judge(finish, future, generation.request.grammar)
                 generation.finish, generation.check.done = finish, True
                 yield generation, RequestOutput(id=generation.request.id, finish=finish)
 
 
 def _judge(finish: Finish, check: Future[list[Finding]], spec: GrammarSpec | None) -> Finish:
-    """`finish` after what the check has found: by an exact schema, it is an error; by a best-effort one, it is told."""
+    """Returns `finish` as changed by the findings: an error for an exact schema, a receipt for a best-effort one."""
     assert finish.constraint is not None
     error = check.exception()
     if error is not None:
@@ -97,7 +97,7 @@ def _judge(finish: Finish, check: Future[list[Finding]], spec: GrammarSpec | Non
         return msgspec.structs.replace(finish, constraint=receipt)
     named_first = [found.violation for found in sorted(findings, key=lambda found: found.policy == "best_effort")]
     named = "; ".join(f"{cut(found.pointer) or '(the value)'}: {found.message}" for found in named_first[:MAX_NAMED])
-    if isinstance(error, CompileLateError):  # which says nothing of the value
+    if isinstance(error, CompileLateError):  # says nothing about the value
         info = ErrorInfo(code="engine_overloaded", message=f"the value could not be checked in time: {error}")
     else:
         info = ErrorInfo(code="constraint_violated", message=f"the value violates its constraint: {named}")

@@ -1,4 +1,4 @@
-"""Tokens to text as they come: whole characters only, and nothing of a stop string."""
+"""Incremental detokenisation: emits whole characters only, and no part of a stop string."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ..tokenizer.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """The text of one generation, and the stop that ends it. Not thread-safe.
+    """Decodes the tokens of one generation and finds the stop that ends its text. Not thread-safe.
 
-    All that `push` and `finish` return, joined, is the decoded text of all tokens, up to the stop if there is one.
-    How tokens are grouped into calls does not matter.
+    The results of `push` and `finish`, joined, are the decoded text of all tokens, up to the stop if there is one.
+    They do not depend on how tokens are grouped into calls.
 
-    Of stop strings the one that begins first in the text wins; of two that begin together, the shorter. While an
-    earlier one may still complete, a match is not yet settled: look at `matched` after `finish` too.
-    Of the places where a pattern matches the first wins, and ends as soon as it can; no stop string waits for it.
-    The first `num_hidden_bytes` of the text are left out as if they had never been.
-    With `at_end` nobody needs the text before `finish`: unless a stop is looked for, tokens become text there.
+    The stop string that begins first in the text wins; of two that begin together, the shorter. A match is not settled
+    while an earlier one may still complete, so check `matched` after `finish` too.
+    A pattern matches at the first possible position and ends as early as it can; no stop string waits for it.
+    The first `num_hidden_bytes` of the text are dropped.
+    With `at_end` the text is not needed before `finish`: unless there are stops to find, tokens are decoded only then.
     """
 
     def __init__(
@@ -42,30 +42,30 @@ class Detokenizer:
         self._stops = _StopSearch(self._stop, None) if self._stop else None
         self._waiting: list[int] | None = [] if at_end and self._stops is None else None
         self._held = ""  # characters not returned yet
-        self._released = 0  # characters returned; what is held begins here
+        self._released = 0  # characters returned; the held ones follow
         self._finished = False
         self._parts: list[str] = []
 
     def look_for(self, pattern: PatternSearch) -> None:
-        """Has `pattern` end the text, too. To be called before the first token."""
+        """Lets a match of `pattern` end the text too. Must be called before the first token."""
         self._stops, self._waiting = _StopSearch(self._stop, pattern), None
 
     def without_stops(self) -> Detokenizer:
-        """A new one for the same text, to be read at the end, that looks for no stop and spells control tokens out."""
+        """Returns a new detokenizer of the same text, for use at its end: without stops, with control tokens."""
         hidden = self._num_hidden_bytes
         return Detokenizer(self._tokenizer, skip_special_tokens=False, num_hidden_bytes=hidden, at_end=True)
 
     @property
     def text(self) -> str:
-        """Everything returned so far."""
+        """Text returned so far."""
         if len(self._parts) > 1:
             self._parts = ["".join(self._parts)]
         return self._parts[0] if self._parts else ""
 
     def push(self, tokens: Sequence[int], *, stops_count: bool = True) -> str:
-        """The text that tokens make certain. After a stop has matched, only what precedes it; then nothing.
+        """Returns the text that is certain after `tokens`: up to a stop that has matched, and nothing after that.
 
-        Without `stops_count`, a stop that is completed by these tokens is text like any other.
+        Without `stops_count`, a stop that these tokens complete is ordinary text.
 
         Raises:
             EngineError: the searches for patterns have taken too much time.
@@ -90,12 +90,12 @@ class Detokenizer:
         return self._take(self._decoder.decode(data), stops_count=stops_count)
 
     def flush(self) -> str:
-        """Returns the text that `at_end` has kept back so far."""
+        """Returns the text that `at_end` has held back so far."""
         waiting, self._waiting = self._waiting or [], None
         return self._push(waiting, stops_count=True) if waiting else ""
 
     def finish(self) -> str:
-        """The held-back rest; an unfinished character is U+FFFD. Nothing can be pushed afterwards."""
+        """Returns the rest of the text; an incomplete character becomes U+FFFD. Later pushes are ignored."""
         if self._finished or self.matched is not None:
             return ""
         delta = self.flush()
@@ -129,7 +129,7 @@ class Detokenizer:
         return delta
 
     def _release(self, count: int) -> str:
-        """Takes characters off the front of what is held."""
+        """Releases the first `count` held characters and returns them."""
         delta, self._held = self._held[:count], self._held[count:]
         self._released += len(delta)
         if delta:
@@ -138,7 +138,7 @@ class Detokenizer:
 
 
 class _StopSearch:
-    """Search for the stop that begins first in a text that comes character by character."""
+    """Finds the stop that begins first in a text that arrives character by character."""
 
     def __init__(self, stop: tuple[str, ...], pattern: PatternSearch | None) -> None:
         self._automaton = StopAutomaton(stop)
@@ -148,7 +148,7 @@ class _StopSearch:
         self._seen = 0  # characters searched
 
     def advance(self, char: str, *, stops_count: bool) -> StopMatch | None:
-        """The match that ends the text, once none can begin before it any more."""
+        """Returns the match that ends the text, once no other can begin before it."""
         self._seen += 1
         self._state = state = self._automaton.advance(self._state, char)
         by_pattern = None if self._pattern is None else self._pattern.advance(char)
@@ -161,14 +161,14 @@ class _StopSearch:
 
     @property
     def certain(self) -> int:
-        """Characters that no stop begins in."""
+        """Number of leading characters in which no stop can begin."""
         certain = self._seen - self._state.depth
         if self._best is not None:
             certain = min(certain, self._best.start)
         return certain if self._pattern is None else min(certain, self._pattern.live_from)
 
     def finish(self) -> StopMatch | None:
-        """The match that ends the text, now that nothing follows."""
+        """Returns the match that ends the text, given that no more characters follow."""
         if self._pattern is not None:
             self._keep_earlier(self._pattern.finish())
         return self._best
@@ -179,13 +179,13 @@ class _StopSearch:
 
 
 class StopState:
-    """A position in a search: `depth` characters at the end of the text begin a stop string, the longest such.
+    """State of the search: the last `depth` characters of the text are the longest prefix of a stop string.
 
-    stops      that begin so
+    stops      stop strings with this prefix
     found      the longest stop string that ends here
-    fallback   the longest position whose characters end this one's; None at the start
-    ahead      characters with which one of `stops` goes on
-    following  positions after one more character, those that have been reached
+    fallback   state of the longest proper suffix of these characters; None at the start
+    ahead      characters that continue one of `stops`
+    following  states after one more character, as far as they have been reached
     """
 
     __slots__ = ("ahead", "depth", "fallback", "following", "found", "stops")
@@ -202,14 +202,14 @@ class StopState:
 
 
 class StopAutomaton:
-    """Aho and Corasick's automaton (CACM 18(6), 1975) over the stop strings, of which a state is made when a text first
-    reaches it: so it takes no time to begin, however long they are."""
+    """Aho-Corasick automaton (CACM 18(6), 1975) over the stop strings. States are built when a text first reaches them,
+    so that construction takes no time however long the strings are."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.start = StopState(stops, 0, None)
 
     def advance(self, state: StopState, char: str) -> StopState:
-        """The state after one more character."""
+        """Returns the state after one more character."""
         position: StopState | None = state
         while position is not None:
             if char in position.ahead:
@@ -218,9 +218,9 @@ class StopAutomaton:
         return self.start
 
     def _reach(self, state: StopState, char: str) -> StopState:
-        """Makes the state after a character that is ahead.
+        """Builds the state after a character in `ahead`.
 
-        Its fallback may have to be made first, and the fallback of that; but each of these begins another stop string.
+        May recurse to build its fallbacks, each of which is the prefix of another stop string.
         """
         stops = [stop for stop in state.stops if stop.startswith(char, state.depth)]
         fallback = self.start if state.fallback is None else self.advance(state.fallback, char)

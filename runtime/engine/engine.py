@@ -34,10 +34,10 @@ from .step_size import Patience, StepSize
 logger = logging.getLogger("bough.engine")
 
 STEP_PATIENCE_S = 0.02
-"""Time of a step for ways to words' ends near the ends of budgets, of all rows; other threads seek what is left."""
+"""Time per step, for all rows, to search for ways to the grammar's end near token limits; other threads do the rest."""
 MAX_FAILED_PASSES = 8
-"""Consecutive passes that must fail, over at least `MAX_FAILING_S`, before the engine gives up: a new process may
-succeed where this one no longer does."""
+"""Consecutive failed passes, over at least `MAX_FAILING_S`, after which the engine gives up: a new process may succeed
+where this one no longer does."""
 MAX_FAILING_S = 10.0
 
 Outputs = list[tuple[Generation, RequestOutput]]
@@ -49,8 +49,8 @@ class _LaunchedSteps:
 
     started     time of the launch, by the engine's clock
     drawn       true if the device draws the tokens by itself
-    masks       of the step, unless the device draws by itself; None until the steps before it have been read
-    expected_s  seconds that they are expected to take
+    masks       masks of the step, unless the device draws by itself; None until the steps before it have been read
+    expected_s  expected seconds of the steps
     first_row   index of each work's first row of logits
     """
 
@@ -66,7 +66,7 @@ class _LaunchedSteps:
 
 @dataclass
 class _Passes:
-    """The steps under way, and the failures before them: `num_failed` in a row, the first at `failing_since`."""
+    """The steps in flight, and the failures before them: `num_failed` in a row, the first at `failing_since`."""
 
     flight: _LaunchedSteps | None = None
     num_failed: int = 0
@@ -81,10 +81,11 @@ class _Passes:
 
 
 class Engine:
-    """Runs requests in steps on the caller's thread. `runtime.load` builds the parts that it is given.
+    """Runs requests in steps on the caller's thread. Its parts are built by `runtime.load`; see `MaskStage` for
+    `mask_patience_s`.
 
     wake    called from another thread when a grammar or a stop pattern has been compiled, or a finished value checked,
-            so that a sleeping loop can go on. `MaskStage` describes `mask_patience_s`
+            to wake a sleeping loop
     """
 
     def __init__(
@@ -125,15 +126,15 @@ class Engine:
     # Requests
 
     def submit(self, request: Request, listener: Listener, *, healable: int | None = None) -> int:
-        """Takes a request; `listener` gets its outputs, from within `step`, `abort` or `close`, the last with `finish`.
+        """Submits a request. `listener` gets its outputs from within `step`, `abort` or `close`; the last has `finish`.
 
-        Returns the number of tokens that token healing, if the request asks for it, takes back from the end of the
-        prompt, to be generated again with what follows them; at most `healable`.
+        Returns the number of tokens, at most `healable`, that token healing takes back from the end of the prompt if
+        the request asks for it. They are generated again with what follows them.
 
         Raises:
-            RequestError: the request is invalid. Nothing was taken.
-            OverloadedError: too many requests, or tokens of prompts, wait or run, in all or of this key; or the machine
-                has no threads left.
+            RequestError: the request is invalid. Nothing was admitted.
+            OverloadedError: too many requests or prompt tokens wait or run, in all or for this key; or the machine has
+                no threads left.
             EngineStoppedError: the engine was closed.
         """
         generation = self._admission.take(request, listener, self._live, self._clock(), healable)
@@ -163,7 +164,7 @@ class Engine:
 
     @property
     def expected_s(self) -> float:
-        """Seconds that the passes of the step under way are expected to take: a watchdog allows for them."""
+        """Expected seconds of the passes of the current step, for which a watchdog allows."""
         return self._size.under_way_s
 
     @expected_s.setter
@@ -173,7 +174,7 @@ class Engine:
     def sleep_s(self) -> float | None:
         """Returns the seconds until the first deadline of the requests that wait for a compilation or a check.
 
-        An idle engine may sleep so long unless it is woken. None: there is no deadline.
+        An idle engine may sleep that long unless it is woken. None: there is no deadline.
         """
         held = (*(self._live[request_id] for request_id in self._admission.compiling), *self._checks.under_way)
         first = min((generation.sequence.standing.deadline for generation in held), default=math.inf)
@@ -191,7 +192,7 @@ class Engine:
         """Admits requests, launches the next pass, reads the one before it, and sends the resulting outputs.
 
         If the runner does not overlap passes, the new pass is read in the same step. If there is nothing to launch, the
-        step reads the pass under way, or pauses briefly for late masks.
+        step reads the pass in flight, or pauses briefly for late masks.
 
         Raises:
             DeviceLostError: the device no longer computes; requests that are still live end when the engine is closed.
@@ -225,9 +226,9 @@ class Engine:
             self._fail(failed, failure)
 
     def _admit(self, now: float) -> None:
-        """Takes in grammars that have been compiled, values that have been checked, and masks that were late.
+        """Continues the requests whose grammar is compiled, whose value is checked, or whose late mask is ready.
 
-        Requests in these states whose deadline has passed end.
+        Ends those that still wait for one of these after their deadline.
         """
         if self._admission.compiling:
             for generation, ended in self._admission.compiled(self._live, now):
@@ -241,10 +242,10 @@ class Engine:
         self._masks.resume_ready()
 
     def _schedule(self, now: float, outputs: Outputs) -> Plan:
-        """Plans this step, and puts the ends of requests whose deadline has passed into `outputs`.
+        """Plans this step, and adds the terminal events of requests whose deadline has passed to `outputs`.
 
-        They are sent only after the launch: a listener may end other requests that are planned, whose tokens would then
-        be published though they were not computed.
+        They are sent only after the launch: a listener may end other planned requests, whose tokens would then be
+        published although they were not computed.
         """
         scheduler = self._scheduler
         plan = scheduler.schedule(now, self._size.prompt_tokens(scheduler, now))
@@ -274,7 +275,7 @@ class Engine:
             if masks is not None:
                 self._masks.abandon(masks)
             raise
-        finally:  # whatever fails, else the sequences of that flight alone would never end
+        finally:  # even if this fails, or the sequences of that flight alone would never end
             if before is not None:
                 outputs += self._read(before)
         flight = _LaunchedSteps(plans, generations, launched, now, specs is not None, masks, expected_s)
@@ -322,8 +323,8 @@ class Engine:
     def _run_in_parts(self, plan: Plan, error: MemoryError, outputs: Outputs) -> list[tuple[Plan, Exception]]:
         """Repeats a pass that ran out of memory in halves, and halves again each part that runs out of memory.
 
-        Returns the plans that fail all the same, with the error: those of a single token without memory, and those that
-        fail for another reason. Their sequences end.
+        Returns the plans that still fail, each with its error: those of a single token that runs out of memory, and
+        those that fail for another reason. Their sequences end.
         """
         logger.warning("no memory for a pass of %d tokens, which is made again in parts: %s", plan.num_tokens, error)
         self._size.shrink(plan.num_tokens)
@@ -446,10 +447,10 @@ class Engine:
         self._scheduler.remove(generation.sequence)
         self.counters.ended(finish)
 
-    # Around it
+    # Lifecycle
 
     def self_test(self) -> None:
-        """Computes one token before any request is served; nothing of it is kept.
+        """Computes one token before any request is served; nothing is kept.
 
         Raises:
             ModelError: the logits are not finite.
@@ -468,11 +469,11 @@ class Engine:
             raise ModelError("the model computes numbers that are not finite: its weights, or the dtype, are to blame")
 
     def warm(self) -> None:
-        """Begins to prepare the grammar compiler, so that the first constraint delays no other request."""
+        """Starts to warm up the grammar compiler, so that the first constraint delays no other request."""
         self._grammars.warm()
 
     def prepare(self) -> bool:
-        """Does a part of the work that makes later passes faster, while idle. Returns False if none is left."""
+        """Does part of the work that makes later passes faster, while idle. Returns False if none is left."""
         return self._runner.prepare()
 
     def flush_cache(self) -> bool:
@@ -505,14 +506,14 @@ class Engine:
         for generation in list(self._live.values()):
             try:
                 self._emit(generation, generation.end(self._clock(), "error", error))
-            except BaseException:  # the same error may have ended the engine
+            except BaseException:  # the error that ended the engine may recur
                 logger.exception("request %s did not end in order", generation.request.id)
         self._masks.close()
         self._grammars.close()
 
 
 def _halves(part: list[tuple[Sequence, int]]) -> list[list[tuple[Sequence, int]]]:
-    """Returns two halves of the sequences, or the first half of a single one's tokens; none if it has one token."""
+    """Returns two halves of the sequences; for one sequence, the first half of its tokens; for one token, nothing."""
     if len(part) > 1:
         middle = len(part) // 2
         return [part[:middle], part[middle:]]

@@ -63,7 +63,7 @@ class Terms:
 
 
 TOLD_LOGPROBS = 256
-"""Tokens whose log-probabilities wait for the end at most: in one output, many would hold up the server."""
+"""Most tokens whose log-probabilities are held back for one output: too many at once would hold up the server."""
 
 
 class _Untold(msgspec.Struct):
@@ -221,7 +221,7 @@ class Generation:
 
     @property
     def must_be_checked(self) -> bool:
-        """True if the finished text may violate the constraint in ways that no mask prevents, and is yet unchecked."""
+        """True if the finished text may violate the constraint in ways that no mask prevents and is not checked yet."""
         return self.check.outstanding and self._is_whole
 
     @property
@@ -241,7 +241,7 @@ class Generation:
 
     @property
     def takes_drafts(self) -> bool:
-        """False with penalties, which depend on all tokens before: drafts would have to be counted among these."""
+        """False with penalties: they depend on all previous tokens, which would have to include the drafts."""
         return not self.request.sampling.penalised
 
     @property
@@ -311,8 +311,8 @@ class Generation:
     ) -> tuple[Advance, RequestOutput | None]:
         """Accepts the draws of this work's rows, which begin at `first`; returns the progress and the output, if any.
 
-        `num_right` is how many of the rows had a mask (None: no grammar). Near the end of a budget, whether a token
-        leaves a way to the end is found out here for as long as `patience` lasts.
+        `num_right` is how many of the rows had a mask (None: no grammar). Near the token limit, searches for a way to
+        the end of the grammar run here for as long as `patience` lasts.
         """
         count = work.logits_stop - work.logits_start if num_right is None else num_right
         if not work.samples and work.sequence.score is None:

@@ -50,9 +50,9 @@ class MaskJob:
     right    number of rows filled, None until the job has ended: fewer than all if the grammar rejects a draft, 0 if it
              allows no further token
     error    the reason, if `right` is 0
-    before   work to be done before the masks are filled
-    tenant   tenant that the job is done for
-    slow     set once the slow threads have the job; cancelled before that begins, it is never run
+    before   work to do before the masks are filled
+    tenant   tenant that the job belongs to
+    slow     set once the job is queued for the slow threads; if it is cancelled before it begins, it never runs
     """
 
     matcher: Matcher
@@ -80,7 +80,7 @@ class MaskJob:
         self.right = right
 
     def cancel(self) -> None:
-        """Has the slow threads drop the job, unless it has begun: then it goes on, and nobody reads its rows."""
+        """Cancels the job on the slow threads, unless it has begun: then it runs to its end and its rows are unused."""
         if self.slow is not None:
             self.slow.cancel()
 
@@ -116,7 +116,7 @@ class Filling:
         self._num_left = len(self._queue)
 
     def work(self) -> None:
-        """Runs jobs until none is left that may be begun."""
+        """Runs jobs until none is left that may begin."""
         while (job := self._next()) is not None:
             job.run()
             with self._changed:
@@ -175,7 +175,7 @@ class MaskFiller:
         self._turn = 0
         self._pool = self._new_pool()
         self._has_threads = False
-        self._room = threading.Semaphore(self.num_threads + MAX_STUCK)  # for what waits for a thread of the pool
+        self._room = threading.Semaphore(self.num_threads + MAX_STUCK)  # bounds the work submitted to the pool
         self._slow_threads = FairThreads("slow-masks", NUM_SLOW)
 
     def start(self, jobs: list[MaskJob]) -> Filling | None:
@@ -224,7 +224,7 @@ class MaskFiller:
         self._slow_threads.close()
 
     def _run_slowly(self, job: MaskJob) -> None:
-        """Has a job done by the threads for what is slow. Without any it has ended, and no row of it is right."""
+        """Runs a job on the slow threads. Without any, the job ends at once with an error and no valid row."""
         try:
             job.slow = self._slow_threads.submit(job.tenant, job.run)
         except RuntimeError as error:
@@ -239,14 +239,14 @@ class MaskFiller:
         return ThreadPoolExecutor(self.num_threads + MAX_STUCK, thread_name_prefix="bough-masks")
 
     def _add_threads(self, filling: Filling, num_threads: int) -> None:
-        """Has so many more threads fill masks, as far as there are any to be had."""
+        """Lets up to `num_threads` more threads fill masks, as far as they are available."""
         for _ in range(min(num_threads, filling.num_waiting)):
             if not self._room.acquire(blocking=False):  # all threads are stuck
                 return
             try:
                 self._pool.submit(self._work, filling)
             except RuntimeError:
-                if not self._has_threads:  # a pool keeps what it has no thread for
+                if not self._has_threads:  # a pool keeps work for which it could start no thread
                     self._pool = self._new_pool()
                     self._room.release()
                 return

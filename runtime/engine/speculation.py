@@ -1,7 +1,7 @@
-"""Drafts of each step: what grammars force next, and speculation where the chance to be right outweighs a row's cost.
+"""Drafts of each step: tokens that grammars force, and speculation where its chance to be right outweighs a row's cost.
 
-Speculation proposes what followed a sequence's last tokens before (prompt lookup), and what other answers under its
-JSON constraint have in common: their skeleton, place by place.
+Speculation proposes what followed earlier occurrences of a sequence's last tokens (prompt lookup), and what answers
+under the same JSON constraint have in common, their skeleton.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ from .step_size import FIXED_ROWS, PassTimes, Patience
 logger = logging.getLogger("bough.engine")
 
 MIN_DEVICE_DRAFTS = 8
-"""Fewer forced tokens are not worth a pass that the device cannot draw by itself."""
+"""Fewest forced tokens that are worth a pass which the device cannot draw by itself."""
 SIZES = (6, 3)
-"""Tokens that must have occurred before, the longest first."""
+"""Lengths of the runs of tokens that are looked up, the longest first."""
 DRAFT_PATIENCE_S = 0.002
-"""Time that the drafts of one step may spend waiting for lexers that other threads use; what is late has no drafts."""
+"""Time per step to wait for lexers that other threads use; sequences whose lexer is late get no drafts."""
 MAX_DRAFTS = 32
-"""In one pass and sequence, forced and speculated."""
+"""Most drafts of a sequence in one pass, forced and speculated."""
 MAX_TOKENS = 16_384
-"""Tokens looked up in at most. An entry takes some 150 bytes a size: as nothing beside their keys and values."""
+"""Most tokens of a sequence that are indexed. An entry takes some 150 bytes per size, little beside keys and values."""
 MAX_SPECULATED = 16
-"""In one pass and sequence."""
+"""Most speculated drafts of a sequence in one pass."""
 _MARGIN = 1.3
-"""The gain that a draft must promise beyond the cost of its row: looking for it and estimating wrongly cost as well."""
+"""Factor by which a draft's expected gain must exceed its row's cost: lookups and wrong estimates cost as well."""
 _CHANCES = dict(zip(SIZES, (0.8, 0.3), strict=True))
-"""Before they are measured, by how many tokens a place was found with. A sequence begins with half of it at least."""
+"""Initial chances by length of the matching run. A sequence begins with at least half of these."""
 _BEST_CHANCE = 0.97
 _SHARED = 0
-"""In place of a number of tokens: what other answers under the constraint went on with."""
+"""Stands for a run's length where a draft comes from the skeleton of answers under the same constraint."""
 _LOOKUPS = 64
-"""Tokens to take note of for each that may still come, at most: a long prompt is not worth it for a short answer."""
+"""Most tokens indexed per token still to be generated: indexing a long prompt does not pay for a short answer."""
 
 TAIL = 16
-"""Bytes of the skeleton by which a place is known: a key and what stands around it."""
+"""Bytes of the skeleton that identify a place: a key and its surroundings."""
 MAX_CONTENT = 16
-"""Bytes of a value by which a place within it is known; within longer ones nothing is."""
+"""Bytes of a value that identify a place within it; longer values are not tracked."""
 MAX_DEPTH = 16
-"""Open containers that are told apart, the innermost ones."""
+"""Number of open containers, the innermost ones, that identify a place."""
 MAX_LINKS = 8192
-"""Links of one constraint, at most. A link and the place it leads to take some 700 bytes."""
+"""Most links of one constraint. A link and its target take some 700 bytes."""
 MAX_CONSTRAINTS = 16
 MAX_STREAK = 31
 STREAK_CHANCES = (0.0, 0.4, 0.65, 0.8, 0.9, 0.96)
-"""Before they are measured, by the streak's number of bits."""
+"""Initial chances by the streak's number of bits."""
 
 _VALUE, _AFTER_VALUE, _KEY, _SCALAR, _IN_STRING, _IN_KEY, _ESCAPE, _KEY_ESCAPE = range(8)
 _ESCAPED: Final = {_IN_STRING: _ESCAPE, _IN_KEY: _KEY_ESCAPE}
@@ -66,15 +66,15 @@ _DECAY = 0.02
 _BITS = tuple(streak.bit_length() for streak in range(MAX_STREAK + 1))
 
 Shape = tuple[int, int, bytes, bytes | None]
-"""State of a text: what is read, the open containers (after a first 1 a bit each, 1 for an object), the last bytes
-of the skeleton, and what there is of the value (None: too much). The skeleton is the text without what its values
-hold: keys, quotation marks, brackets, commas, colons and whitespace. Digits of a value are all the same."""
+"""State of a JSON text: lexical mode, open containers (after a leading 1 a bit each, 1 for an object), last bytes of
+the skeleton, and the bytes of the current value so far (None: too many). The skeleton is the text without the contents
+of values: keys, quotation marks, brackets, commas, colons and whitespace. All digits of a value count as the same."""
 
 
 class DraftStage:
-    """Proposes drafts for the sequences of a scheduler. `times` tell what a row costs, `texts` are tokens' bytes.
+    """Proposes drafts for the sequences of a scheduler. `times` gives the cost of a row; `texts` are the tokens' bytes.
 
-    Drafts change how many tokens a pass gives, never which ones.
+    Drafts change how many tokens a pass yields, never which ones.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class DraftStage:
         self._speculations: dict[Generation, Speculation] = {}
 
     def begin(self, generation: Generation) -> None:
-        """Lets speculation look at what comes of `generation`, where that is done at all; until `drop`."""
+        """Starts speculation for `generation`, if it is enabled; until `drop`."""
         if self._speculates:
             place = self.skeletons.start(generation.request)
             self._speculations[generation] = Speculation(self._experience, place)
@@ -105,19 +105,19 @@ class DraftStage:
         self._speculations.pop(generation, None)
 
     def settle(self, generation: Generation, work: Work, num_right: int | None, tokens: Sequence[int]) -> None:
-        """`tokens` came of `work`, of whose rows `num_right` had a right mask (None: no grammar)."""
+        """Records that `work` yielded `tokens`; `num_right` of its rows had a valid mask (None: no grammar)."""
         speculation = self._speculations.get(generation)
         if speculation is not None and tokens:
             speculation.settle(work.drafts if num_right is None else work.drafts[: num_right - 1], tokens)
             generation.speculated = ()
 
     def observe(self, plan: Plan, advances: Sequence[Advance], seconds: float) -> None:
-        """Learns from a pass, taken in `seconds` after its launch began, what passes give."""
+        """Learns the yield of passes from one that was read `seconds` after its launch began."""
         if self._speculates and all(work.samples and work.num_tokens == 1 + len(work.drafts) for work in plan.work):
             self._worth.observe(sum(len(advance.tokens) for advance in advances), seconds)
 
     def propose(self, plan: Plan, generations: Sequence[Generation]) -> None:
-        """Gives the sequences of `plan`, which has been read, their drafts for the next step."""
+        """Proposes drafts of the next step for the sequences of `plan`, which has been read."""
         price = self._worth.price(len(self._scheduler.running)) if self._speculates else 1.0
         patience = Patience(DRAFT_PATIENCE_S)
         for work, generation in zip(plan.work, generations, strict=True):
@@ -125,7 +125,7 @@ class DraftStage:
                 self._scheduler.propose(work.sequence, self._drafts(generation, price, patience))
 
     def _drafts(self, generation: Generation, price: float, patience: Patience) -> list[int]:
-        """Forced tokens, then speculative drafts whose chance of being right is at least `price`."""
+        """Returns forced tokens, then speculative drafts whose chance of being right is at least `price`."""
         sequence, matcher = generation.sequence, generation.matcher
         num_pending = sequence.num_pending
         room = generation.num_left - num_pending - 1
@@ -141,15 +141,15 @@ class DraftStage:
                 )
                 generation.speculated = speculation.speculated
             return drafts
-        except Exception:  # it can do without
+        except Exception:  # drafts are optional
             logger.exception("what may follow in request %s is not known", generation.request.id)
             return []
 
     def _forced(self, generation: Generation, room: int, patience: Patience) -> list[int]:
-        """At most `room` tokens that the grammar forces next; none if they are too few to gain anything.
+        """Returns at most `room` tokens that the grammar forces next; none if they are too few to gain anything.
 
-        A token that is in flight already comes first in what is forced; the drafts follow it. The step after one with
-        drafts cannot be planned ahead, so then a single draft gains nothing.
+        If a token is in flight, the forced tokens begin with it and the drafts follow it. As the step after one with
+        drafts cannot be planned ahead, a single draft then gains nothing.
         """
         if generation.matcher is None:
             return []
@@ -161,10 +161,10 @@ class DraftStage:
 
 @dataclass(slots=True)
 class Repeats:
-    """The last place of each run of `SIZES` tokens in one sequence, which only grows.
+    """Index of the last occurrence of each run of `SIZES` tokens in one sequence, which only grows.
 
-    A token costs the same whenever it comes: one entry a size, and where there are more than `max_tokens`, the later
-    half of them is entered again. `num_known` tokens have been.
+    The amortised cost per token is constant: one entry per size, and when there are more than `max_tokens` entries, the
+    later half is indexed again. `num_known` tokens are indexed.
     """
 
     max_tokens: int = MAX_TOKENS
@@ -173,10 +173,10 @@ class Repeats:
     num_known: int = 0
 
     def find(self, tokens: Sequence[int], more: Sequence[int] = ()) -> tuple[int, int] | None:
-        """The position in `tokens` of what came after the latest occurrence of the last tokens of `tokens` + `more`,
-        and how many those were; None if the last few are new.
+        """Finds the latest earlier occurrence of the last tokens of `tokens` + `more`.
 
-        `tokens` are those of the last call and what has followed since.
+        Returns the position in `tokens` that follows it, and the length of the run; None if there is no occurrence.
+        `tokens` must begin with those of the last call.
         """
         self._learn(tokens)
         last = [*tokens[-SIZES[0] :], *more]
@@ -188,14 +188,14 @@ class Repeats:
         return None
 
     def _learn(self, tokens: Sequence[int]) -> None:
-        """Enters the runs that something follows by now."""
+        """Indexes the runs that are followed by a token by now."""
         count = len(tokens)
         if count - self._first > self.max_tokens:
             self._first = self.num_known = count - self.max_tokens // 2
             for after in self._after:
                 after.clear()
         for size, after in zip(SIZES, self._after, strict=True):
-            # Runs that end before position `stop`, and were not followed by anything the last time.
+            # Runs that end before position `stop` and had no following token at the last call.
             start = max(self.num_known, self._first + size)
             if count - start == 1:
                 after[hash(tuple(tokens[start - size : start]))] = start
@@ -207,9 +207,9 @@ class Repeats:
 
 
 class Worth:
-    """The chance at which a draft is worth its row: what the row's time, by `times`, gives otherwise.
+    """Computes the chance at which a draft is worth its row: what the row's time, by `times`, yields otherwise.
 
-    Only how many rows are computed depends on it, never what is drawn.
+    It affects only how many rows are computed, never what is drawn.
     """
 
     def __init__(self, times: PassTimes) -> None:
@@ -217,12 +217,12 @@ class Worth:
         self._tokens = self._seconds = 0.0  # of the last passes
 
     def observe(self, num_tokens: int, seconds: float) -> None:
-        """A pass of decoding sequences alone gave `num_tokens`."""
+        """Records a pass that only decoded and yielded `num_tokens`."""
         self._tokens = 0.8 * self._tokens + num_tokens
         self._seconds = 0.8 * self._seconds + seconds
 
     def price(self, num_sequences: int) -> float:
-        """That chance where so many sequences draw."""
+        """Returns the least worthwhile chance for a pass of `num_sequences`."""
         rows, row_s = max(num_sequences, 1), self._times.row_s
         if row_s <= 0.0:
             return _MARGIN * rows / (FIXED_ROWS + rows)
@@ -231,30 +231,30 @@ class Worth:
 
 
 class Experience:
-    """The share of the speculative drafts of all sequences that was right lately, and counts of all that were made."""
+    """Recent hit rate of speculative drafts over all sequences, and counters of drafts and hits."""
 
     def __init__(self, counters: Counters) -> None:
         self.chances = dict(_CHANCES)
         self._counters = counters
 
     def add(self, size: int, right: bool, tried: bool) -> None:
-        """Counts one more draft. Not `tried`: one before it was wrong already."""
+        """Counts a draft. It was not `tried` if one before it was wrong."""
         self._counters.guessed_tokens += 1
         self._counters.right_guesses += right
-        if tried and size != _SHARED:  # skeletons see for themselves how often they are right
+        if tried and size != _SHARED:  # skeletons track their own hit rate
             self.chances[size] = max(0.98 * self.chances[size] + 0.02 * right, _CHANCES[size] / 2)
 
 
 class Speculation:
-    """The speculative drafts of one sequence.
+    """Speculative drafts of one sequence.
 
-    They are what other answers under its constraint went on with at its `place` in their skeleton, and what followed
-    the last time that its last tokens occurred in it (prompt lookup).
+    They are the continuations of other answers under its constraint at its `place` in their skeleton, and what followed
+    the latest earlier occurrence of its last tokens (prompt lookup).
     """
 
     def __init__(self, experience: Experience, place: Place | None = None) -> None:
         self.speculated: dict[int, int] = {}
-        """Their offsets in the drafts in flight, each with the number of tokens by which its place was found."""
+        """Offsets of the speculative drafts among those in flight, each with the length of the run that matched."""
         self._experience = experience
         self._place = place
         self._repeats = Repeats()
@@ -273,10 +273,11 @@ class Speculation:
         jumps: bool,
         patience: Patience,
     ) -> None:
-        """Appends drafts to `drafts`, which follow `tokens`; at most `room` and one more may come, none of `ends`.
+        """Extends `drafts`, which follow `tokens`, to at most `room`: one more token may be drawn. Adds none of `ends`.
 
-        Each is allowed by `matcher`, which is left as it is; with `jumps` what it forces after one comes along. All
-        must be right with a chance of at least `price`. What would have to wait for longer than `patience` is left out.
+        `matcher` must allow each one and is not changed; with `jumps`, the tokens that it forces after a draft are
+        appended too. All must be right with a chance of at least `price`. Drafts that would have to wait longer than
+        `patience` are left out.
         """
         self.speculated = {}
         looks = price <= max(map(self._chance, SIZES)) and len(tokens) - self._repeats.num_known <= _LOOKUPS * room
@@ -308,7 +309,7 @@ class Speculation:
                     trial = _after(matcher, drafts, patience) if trial is None else trial
                     trial.accept(token, patience_s=patience.left_s)
                     if matcher.free and not trial.free:
-                        return  # no masks are made for this pass
+                        return  # no masks are computed for this pass
                 self.speculated[len(drafts)] = size
                 drafts.append(token)
                 place = _follow(place, (token,))
@@ -322,7 +323,7 @@ class Speculation:
                 return
 
     def settle(self, drafts: Sequence[int], tokens: Sequence[int]) -> None:
-        """`tokens` came: as many of `drafts`, which have been verified, as were right, and one more or none."""
+        """Records the outcome of verifying `drafts`: `tokens` are those that were right, and at most one more."""
         for offset, size in self.speculated.items():
             if offset < len(drafts):
                 tried = offset < len(tokens)
@@ -339,7 +340,7 @@ class Speculation:
         return min((self._right[size] + self._experience.chances[size]) / (self._tried[size] + 1.0), _BEST_CHANCE)
 
     def _forget(self, share: float) -> None:
-        """Forgets a little of how drafts did: those that were in vain may be worth another trial some day."""
+        """Decays the record of past drafts, so that those that failed are tried again in time."""
         for size in SIZES:
             self._right[size] *= share
             self._tried[size] *= share
@@ -352,7 +353,7 @@ def _follow(place: Place | None, tokens: Sequence[int]) -> Place | None:
 
 
 def _after(matcher: Matcher, drafts: Sequence[int], patience: Patience) -> Matcher:
-    """A matcher after `drafts`. Raises MatcherError if they are not allowed, or `patience` does not suffice."""
+    """Returns a matcher after `drafts`. Raises MatcherError if they are not allowed or `patience` does not suffice."""
     trial = matcher.copy()
     for draft in drafts:
         trial.accept(draft, patience_s=patience.left_s)
@@ -360,7 +361,7 @@ def _after(matcher: Matcher, drafts: Sequence[int], patience: Patience) -> Match
 
 
 class Place:
-    """The token that came last in texts of one shape, how often in a row, and where each token that came leads."""
+    """Node of a skeleton: the token that last followed texts of one shape, its streak, and the node after a token."""
 
     __slots__ = ("_after", "_known", "_shape", "_skeleton", "streak", "token")
 
@@ -374,15 +375,18 @@ class Place:
 
     @property
     def chance(self) -> float:
-        """That `token` comes next: how often it was right after such a streak. 0.0 if nothing has come."""
+        """Chance that `token` comes next, by its frequency after such a streak; 0.0 if none has been seen."""
         return self._skeleton.chances[_BITS[self.streak]]
 
     def follow(self, token: int) -> Place:
-        """The place after `token`."""
+        """Returns the place after `token`."""
         return self._after.get(token) or self._link(token)
 
     def teach(self, tokens: Iterable[int]) -> Place:
-        """The place after `tokens`, which an answer went on with from here. They may be any: only drafts change."""
+        """Learns that an answer continued from here with `tokens`; returns the place after them.
+
+        Any tokens are accepted, since they affect only drafts.
+        """
         place, chances = self, self._skeleton.chances
         for token in tokens:
             if place._known:
@@ -392,33 +396,33 @@ class Place:
                 if right:
                     place.streak = min(place.streak + 1, MAX_STREAK)
                 else:
-                    place.streak >>= 2  # what came often is not forgotten at once
+                    place.streak >>= 2  # a long streak is not forgotten at once
                     if not place.streak:
                         place.token, place.streak = token, 1
             place = place._after.get(token) or place._link(token)
         return place
 
     def forget(self) -> None:
-        """Forgets where tokens lead."""
+        """Drops the links to the places after this one."""
         self._after.clear()
 
     def _link(self, token: int) -> Place:
         skeleton = self._skeleton
         text = skeleton.texts[token] if 0 <= token < len(skeleton.texts) else None
         shape = _advance(self._shape, text) if text else self._shape
-        if shape == self._shape:  # not to be kept: most of what a long value holds
+        if shape == self._shape:  # no link: this is most of a long value
             return self
         following = self._after[token] = skeleton.linked(shape)
         return following
 
 
 class Skeleton:
-    """All places that answers under one constraint have come by. `texts` are the bytes of the tokens."""
+    """All places that answers under one constraint have passed. `texts` are the bytes of the tokens."""
 
     def __init__(self, texts: Sequence[bytes | None], max_links: int = MAX_LINKS) -> None:
         self.texts = texts
         self.chances = list(STREAK_CHANCES)
-        """Frequencies with which what came last came again, by the number of bits of the streak."""
+        """Frequencies with which the last token came again, by the number of bits of its streak."""
         self._max_links = max_links
         self._num_links = 0
         self._places: dict[Shape, Place] = {}
@@ -429,7 +433,7 @@ class Skeleton:
         return self.linked((_VALUE, 1, b"", b""))
 
     def linked(self, shape: Shape) -> Place:
-        """The place of this shape, for one more link to it."""
+        """Returns the place of this shape and counts another link to it."""
         if self._num_links >= self._max_links:
             self._sweep()
         self._num_links += 1
@@ -439,7 +443,7 @@ class Skeleton:
         return place
 
     def _sweep(self) -> None:
-        """Forgets all links, and the places where nothing has come twice; the others too if they are many."""
+        """Drops all links, and the places where no token has come twice in a row; all places if too many are left."""
         for place in self._places.values():
             place.forget()
         often = {shape: place for shape, place in self._places.items() if place.streak > 1}
@@ -448,14 +452,14 @@ class Skeleton:
 
 
 class Skeletons:
-    """The skeletons of the constraints used last. Requests share one as they share prefixes: within a namespace."""
+    """Skeletons of the most recently used constraints. Like prefixes, they are shared within a namespace."""
 
     def __init__(self, texts: Sequence[bytes | None]) -> None:
         self._texts = texts
         self._of: OrderedDict[tuple[str, JsonSchema], Skeleton] = OrderedDict()
 
     def start(self, request: Request) -> Place | None:
-        """The place at which the answer to `request` begins; None if it is not to be JSON by a schema."""
+        """Returns the place at which the answer to `request` begins; None if it has no JSON schema."""
         if not isinstance(request.grammar, JsonSchema):
             return None
         key = request.namespace, request.grammar
@@ -467,7 +471,7 @@ class Skeletons:
 
 
 def _advance(shape: Shape, text: bytes) -> Shape:
-    """The shape after `text`, which may be any."""
+    """Returns the shape after `text`, which may be any bytes."""
     mode, stack, tail_before, content = shape
     if mode == _IN_STRING and content is None and b'"' not in text and b"\\" not in text:
         return shape

@@ -1,4 +1,4 @@
-"""Stop patterns of an engine: compiled on a thread of their own, by turns, and each key's effort for searching."""
+"""Stop patterns of an engine: compiled on a separate thread, tenants in turn; the search budget of each key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_KEYS = 1024
 
 
 class StopPatterns:
-    """Compiles each pattern once, and keeps those that were used last. Not thread-safe."""
+    """Compiles each pattern once and keeps the most recently used ones. Not thread-safe."""
 
     def __init__(self) -> None:
         self._compiled: OrderedDict[tuple[str, str], Future[StopPattern]] = OrderedDict()  # by tenant and source
@@ -24,10 +24,10 @@ class StopPatterns:
         self._thread = FairThreads("stop-patterns", 1)
 
     def compile(self, source: str, tenant: str = "") -> Future[StopPattern]:
-        """The pattern, soon; its `result` raises RequestError if it cannot be used.
+        """Returns a future of the pattern; its `result` raises RequestError if the pattern cannot be used.
 
         Raises:
-            OverloadedError: there is no thread to compile it on.
+            OverloadedError: no thread is available to compile it.
         """
         place = tenant, source
         found = self._compiled.get(place)
@@ -43,12 +43,12 @@ class StopPatterns:
         return found
 
     def abandon(self, pattern: Future[StopPattern]) -> None:
-        """Does not begin to compile a pattern for which nobody waits any more."""
+        """Cancels the compilation of a pattern that is no longer needed, unless it has begun."""
         if pattern.cancel():
             self._compiled = OrderedDict((place, kept) for place, kept in self._compiled.items() if kept is not pattern)
 
     def budget(self, namespace: str) -> SearchBudget:
-        """The effort left to the key that a namespace belongs to."""
+        """Returns the search budget of the key that a namespace belongs to."""
         key = tenant_of(namespace)
         found = self._budgets.get(key)
         if found is None:

@@ -1,4 +1,4 @@
-"""Token healing: takes back the last tokens of a prompt that other tokens could have gone on from."""
+"""Token healing: takes back the last tokens of a prompt that a longer token could have covered."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ MAX_HEALED_TOKENS = 8
 
 
 class Healed(NamedTuple):
-    """`num_tokens` are taken back; `prefix` is their text, which the output begins with and which is not returned."""
+    """Number of tokens taken back, and their text: the output must begin with this `prefix`, which is not returned."""
 
     num_tokens: int = 0
     prefix: bytes = b""
 
 
 def take_back(prompt: Sequence[int], tokenizer: Tokenizer, *, limit: int | None = None) -> Healed:
-    """Finds how much of the end of `prompt`, at most `limit` tokens, some longer token begins with.
+    """Finds the longest end of `prompt`, at most `limit` tokens, whose text is a proper prefix of some token.
 
-    The most that there is: from further back, more tokens can be chosen anew. Control tokens stay, and one token does,
-    so that there is a prompt. Nothing is taken back if no token goes on from where the prompt ends.
+    The longest end leaves the most tokens to choose anew. Control tokens and the first token of the prompt are never
+    taken back. Nothing is taken back if no token continues the end of the prompt.
     """
     most = min(len(prompt) - 1, MAX_HEALED_TOKENS, *([] if limit is None else [limit]))
     found, text = Healed(), b""
@@ -40,9 +40,9 @@ def take_back(prompt: Sequence[int], tokenizer: Tokenizer, *, limit: int | None 
 
 
 def heal(request: Request, tokenizer: Tokenizer, *, limit: int | None = None) -> Request:
-    """Returns a request that asks for token healing without what is taken back of its prompt, `limit` tokens at most.
+    """Returns `request`, which asks for token healing, without the tokens taken back from its prompt, at most `limit`.
 
-    One that is healed already, or a score, stays as it is.
+    A request that is already healed or asks for scores is returned unchanged.
     """
     if request.prefix or request.score_from is not None:
         return request
@@ -54,7 +54,7 @@ def heal(request: Request, tokenizer: Tokenizer, *, limit: int | None = None) ->
         request,
         prompt=request.prompt[:-count],
         prefix=healed.prefix,
-        sampling=msgspec.structs.replace(  # with room for the tokens that write again what was taken back
+        sampling=msgspec.structs.replace(  # with room to write again what was taken back
             sampling,
             max_tokens=None if sampling.max_tokens is None else sampling.max_tokens + count,
             min_tokens=sampling.min_tokens and sampling.min_tokens + count,

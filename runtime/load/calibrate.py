@@ -1,4 +1,4 @@
-"""Scales for an 8-bit KV cache: how large keys and values get in each head, seen on a short text."""
+"""Scales for an 8-bit KV cache, calibrated by the largest keys and values of each head on a short text."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ figures: 1,204 crates of herring, 87 of mackerel, 3 of lobster; total 41,630.50.
     return [wind(t), rain(t)] * 2  # as the old program had it
 Les volets furent fermés; die Straße war leer. By midnight the first shutters were banging, and the sea had begun to
 climb the steps of the market square."""
-"""Prose, numbers, code and other languages: what makes heads of all kinds speak up."""
+"""Prose, numbers, code and other languages, which activate heads of all kinds."""
 
 _HEADROOM = 2.0
-"""An 8-bit float is as precise at half its range as at the end of it, so room for larger values costs nothing."""
+"""Headroom for larger values, which costs nothing: an 8-bit float is as precise at half its range as at its end."""
 
 _LARGEST = torch.finfo(torch.float8_e4m3fn).max
 
@@ -44,12 +44,12 @@ def kv_scales(model: Model, tokens: list[int], dtype: torch.dtype, device: torch
         probe.plan(batch)
         positions = torch.arange(len(tokens), device=device)
         model.forward(torch.tensor(tokens, device=device), positions, probe)
-    # A head that is always zero needs a scale, too.
+    # A head that is always zero needs a scale too.
     return tuple((largest * (_HEADROOM / _LARGEST)).clamp(min=1e-6) for largest in (probe.keys_seen, probe.values_seen))
 
 
 class _Calibration(TorchAttention):
-    """Attends as ever, and notes the largest key and value of each head."""
+    """Attention that also records the largest key and value of each head."""
 
     def __init__(self, shape: KVShape, device: torch.device) -> None:
         super().__init__(shape, str(device))

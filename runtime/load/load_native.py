@@ -1,4 +1,4 @@
-"""Builds engines on the CPU library; from a GGUF file without torch, whose import takes longer than all the rest."""
+"""Builds engines on the CPU library; from a GGUF file without torch, whose import takes longer than everything else."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ACTIVATIONS = ("auto", "int8", "mixed")
 
 
 def load_gguf_engine(config: EngineConfig, progress: Progress | None = None) -> Engine | None:
-    """Builds an engine on the CPU library from the GGUF file that `config` names; None if torch has to compute it.
+    """Builds an engine on the CPU library from the GGUF file that `config` names; returns None if it needs torch.
 
     Raises:
         ModelError: the model's files cannot be used, or its cache does not fit into memory.
@@ -73,7 +73,7 @@ def native_engine(
     tokenizer: Tokenizer,
     grammars: GrammarCompiler | None = None,
 ) -> Engine:
-    """Builds an engine on `decoder`, whose model is called `name` and has its files at `path`.
+    """Builds an engine on `decoder`, whose model has this `name` and its files at `path`.
 
     Raises:
         ModelError: the cache does not fit into memory.
@@ -117,7 +117,7 @@ def native_engine(
 
 
 def stored_format(path: Path) -> str:
-    """Returns the format of most of a model's weights, as its files name it; "" if they cannot be read."""
+    """Returns the format of most of a model's weights, as named in its files; "" if they cannot be read."""
     try:
         return read_facts(path).weights
     except ModelError:
@@ -125,7 +125,7 @@ def stored_format(path: Path) -> str:
 
 
 def native_target(config: EngineConfig) -> NativeTarget:
-    """Returns the options of `load_native` for `config`, to which there must be no `obstacle_to_native`."""
+    """Returns the options of `load_native` for `config`, which must have no `obstacle_to_native`."""
     library = load_library()
     assert library is not None
     threads = Threads(library, num_threads())

@@ -77,7 +77,7 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
             dtype=config.dtype,
             device=device,
             backend="torch" if backend == "native" else backend,
-            # Weights that are to be quantised otherwise are undone first.
+            # Weights that are to be quantised differently are dequantised first.
             keep_quantised=None if config.quantization is None else False,
             invariant=config.deterministic,
             native=native_target(config) if backend == "native" else None,
@@ -90,10 +90,10 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Engin
 def make_engine(
     config: EngineConfig, loaded: LoadedModel, tokenizer: Tokenizer, progress: Progress | None = None
 ) -> Engine:
-    """An engine over a model that is loaded, on the device where it is.
+    """Builds an engine over a loaded model, on the model's device.
 
     Raises:
-        ModelError: the model cannot be quantised or computed as asked, or its cache does not fit into memory.
+        ModelError: the model cannot be quantised or computed as requested, or its cache does not fit into memory.
     """
     device = str(loaded.device)
     backend = _backend(config, device)
@@ -161,7 +161,7 @@ def _device(device: str) -> str:
 
 
 def _warn_of_torch(config: EngineConfig) -> None:
-    """Says that torch computes because the CPU library is missing, where it could be there, and how to mend that."""
+    """Warns that torch computes because the CPU library is missing, where it could be available, with the remedy."""
     stored = stored_format(locate(config.model))
     quantised = config.quantization in NATIVE_KINDS or (
         config.quantization is None and stored.startswith(("Q", "awq", "gptq"))
@@ -175,22 +175,22 @@ def _warn_of_torch(config: EngineConfig) -> None:
 
 
 def _instructions(device: str) -> str:
-    """The instructions that torch uses on a processor, or the name of the GPU."""
+    """Returns the instruction set that torch uses on a processor, or the name of the GPU."""
     return torch.backends.cpu.get_cpu_capability() if device == "cpu" else torch.cuda.get_device_name(device)
 
 
 def _weights(loaded: LoadedModel) -> str:
-    """The format in which the layers' weights lie in memory."""
+    """Returns the format of the layers' weights in memory."""
     dtype = str(loaded.dtype).removeprefix("torch.")
     kept = isinstance(loaded.model, Decoder) and isinstance(loaded.model.layers[0].down, QuantisedLinear)
     return (stored_format(loaded.path) or dtype) if kept else dtype
 
 
 def _backend(config: EngineConfig, device: str) -> str:
-    """Returns which kernels run: "triton", "torch", or "native", if the CPU library has formats for the model.
+    """Returns the kernels to use: "triton", "torch", or "native", if the CPU library has formats for the model.
 
     Raises:
-        RequestError: those asked for cannot run here, or not with the other settings.
+        RequestError: the requested ones cannot run here, or not with the other settings.
     """
     obstacle = obstacle_to_native(config, device)
     backend = config.attention_backend
@@ -208,7 +208,7 @@ def _backend(config: EngineConfig, device: str) -> str:
 
 
 def _check_formats(config: EngineConfig, backend: str) -> None:
-    """Raises RequestError if only other kernels have the formats that are asked for."""
+    """Raises RequestError if only other kernels support the requested formats."""
     wanted, kernels = {
         "fp8_e4m3": ("triton", "Triton kernels on a GPU"),
         "int8": ("native", "a model that the CPU library supports (attention_backend native)"),
@@ -221,7 +221,7 @@ def _check_formats(config: EngineConfig, backend: str) -> None:
 
 
 def _convert(config: EngineConfig, loaded: LoadedModel, backend: str, progress: Progress | None) -> None:
-    """Changes the layers' products to what `config` asks for, in place."""
+    """Converts the layers' products as requested by `config`, in place."""
     if config.quantization is None and not config.deterministic:
         return
     if not isinstance(loaded.model, Decoder):
@@ -242,7 +242,7 @@ def _kv_shape(
     page_size: int,
     longest: int,
 ) -> KVShape:
-    """Sizes the cache: by pages, by bytes, or by a share of the memory."""
+    """Sizes the cache: by pages, by bytes, or by a fraction of the memory."""
     dtype = loaded.dtype if config.kv_cache_dtype == "auto" else _DTYPES[config.kv_cache_dtype]
     model = loaded.model
     assert not isinstance(model, NativeDecoder)

@@ -1,4 +1,4 @@
-"""Memory for the KV cache: what is free, less what weights and activations need."""
+"""Memory for the KV cache: the free memory, less that of weights and activations."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from ..protocol.errors import ModelError
 from ..runner.host_memory import FreeMemory
 
 _GRAPHS = 896 << 20
-"""Bytes kept for CUDA graphs, of which each takes one to two million, for the counts of tokens that penalties need, and
-for what libraries allocate when they are first used."""
+"""Bytes reserved for CUDA graphs, which take one to two million each, for the token counts of penalties, and for
+allocations of libraries at their first use."""
 
 
 def free_on(device: str) -> FreeMemory:
-    """Returns what can be taken on a GPU."""
+    """Returns the memory that can be allocated on a GPU."""
     return FreeMemory(int(torch.cuda.mem_get_info(device)[0]), device)
 
 
 def gpu_budget(device: str, fraction: float, activations: int) -> int:
-    """Bytes for the KV cache, if `fraction` of the GPU's memory may be used in all."""
+    """Returns the bytes for the KV cache if `fraction` of the GPU's memory may be used in total."""
     free, total = torch.cuda.mem_get_info(device)
     return cache_budget(int(free), int(total), fraction, activations)
 
 
 def cache_budget(free: int, total: int, fraction: float, activations: int) -> int:
-    """Bytes for the KV cache of a GPU of `total` bytes, `free` of which are free now that the weights are loaded.
+    """Returns the bytes for the KV cache on a GPU of `total` bytes, `free` of which are left after loading the weights.
 
     Raises:
         ModelError: there are none.
@@ -47,10 +47,10 @@ def cache_budget(free: int, total: int, fraction: float, activations: int) -> in
 def measure_activations(
     model: Model, attention: AttentionBackend, limits: SchedulerLimits, page_size: int, device: str
 ) -> int:
-    """Bytes that the largest pass takes beside weights and cache: a full batch of tokens, logits for every sequence.
+    """Measures the bytes of the largest pass besides weights and cache: a full batch, with logits for each sequence.
 
-    `attention` needs pages for limits.max_batch_tokens tokens, page 0 aside. There may be more of them than the model
-    has positions, so that all are computed as if they were the first.
+    `attention` needs pages for limits.max_batch_tokens tokens, besides page 0. These may be more than the model has
+    positions, so all are computed at the first position.
     """
     num_tokens = limits.max_batch_tokens
     positions = np.arange(num_tokens)
@@ -70,7 +70,7 @@ def measure_activations(
         zeros = torch.zeros(num_tokens, dtype=torch.int64, device=device)
         hidden = model.forward(zeros, zeros, attention)
         logits = model.logits(hidden[: limits.max_num_seqs])
-    # Beside these there are the sampler's workspace, the logits that graphs leave, and those of rows that ask for
+    # Besides these there are the sampler's workspace, the logits kept by graphs, and those of rows that request
     # log-probabilities, before and after penalties.
     beside = 5 * logits.nbytes
     del hidden, logits

@@ -1,4 +1,4 @@
-"""Plans the memory of an engine before it is taken: weights and tables, the largest pass, pages of the KV cache."""
+"""Plans the memory of an engine before it is allocated: weights and tables, the largest pass, pages of the KV cache."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from ..protocol.errors import ModelError, RequestError
 from ..runner.host_memory import FreeMemory, free_memory
 
 RESERVE = 128 << 20
-"""Bytes of the host that stay free for what is not planned: requests, constraints, stacks of threads."""
+"""Bytes of the host left free for unplanned use: requests, constraints, stacks of threads."""
 
 _CPU_SHARE = 0.25
 
 
 def max_model_len(config: EngineConfig, limit: int) -> int:
-    """Tokens of a request at most, of a model made for `limit`.
+    """Returns the most tokens of a request, for a model with a limit of `limit`.
 
     Raises:
-        RequestError: more are asked for.
+        RequestError: the settings request more.
     """
     if config.max_model_len is None:
         return limit
@@ -40,7 +40,7 @@ def claim_host(num_bytes: int) -> None:
 
 
 def named_pages(config: EngineConfig, page_bytes: int) -> int | None:
-    """KV pages as the settings have them, by number or by bytes. Raises ModelError: bytes that hold none."""
+    """Returns the KV pages set by number or by bytes; None if unset. Raises ModelError: the bytes hold none."""
     if config.num_pages is None and config.kv_cache_memory is not None:
         if config.kv_cache_memory < 2 * page_bytes:
             raise ModelError(
@@ -54,19 +54,19 @@ def named_pages(config: EngineConfig, page_bytes: int) -> int | None:
 def host_pages(
     config: EngineConfig, page_bytes: int, pass_bytes: int, limits: SchedulerLimits, page_size: int, longest: int
 ) -> int:
-    """KV pages in the host's memory: those that the settings name, or a share of what passes leave.
+    """Returns the number of KV pages in the host's memory: as set, or a fraction of the memory left by passes.
 
-    pass_bytes   of the largest pass, beside weights and cache
-    longest      tokens of a request at most
+    pass_bytes   bytes of the largest pass, besides weights and cache
+    longest      most tokens of a request
 
     Raises:
-        ModelError: they do not fit, or none do.
+        ModelError: the pages do not fit, or not even one does.
     """
     free = free_memory()
     left = max(free.num_bytes - pass_bytes - RESERVE, 0)
     num_pages = named_pages(config, page_bytes)
     if num_pages is None:
-        # More than every running sequence at full length is never needed.
+        # Never more than needed for all running sequences at full length.
         most = limits.max_num_seqs * -(-longest // page_size) + 1
         num_pages = min(int(left * (config.memory_fraction or _CPU_SHARE)) // page_bytes, most)
     check_pages(num_pages, page_bytes, free, beside=pass_bytes + RESERVE)
@@ -74,7 +74,7 @@ def host_pages(
 
 
 def check_pages(num_pages: int, page_bytes: int, free: FreeMemory, *, beside: int = 0) -> None:
-    """Raises ModelError if so many pages are too few, or do not fit into what is free, with the bytes `beside` them."""
+    """Raises ModelError if the pages are too few, or do not fit into the free memory together with `beside` bytes."""
     needed = max(num_pages, 2) * page_bytes
     if num_pages < 2 or needed + beside > free.num_bytes:
         passes = f", plus {beside:,} for passes" if beside else ""
@@ -85,9 +85,9 @@ def check_pages(num_pages: int, page_bytes: int, free: FreeMemory, *, beside: in
 
 
 def torch_pass_bytes(model: ModelShape, limits: SchedulerLimits, itemsize: int) -> int:
-    """Estimates what the largest pass of torch on a CPU takes beside weights and cache, its logits included.
+    """Estimates the bytes of torch's largest pass on a CPU besides weights and cache, its logits included.
 
-    A layer's intermediate states are counted as those of the usual proportions: four times the hidden size.
+    A layer's intermediate size is taken to be four times the hidden size, as usual.
     """
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     states = 4 * model.hidden_size + 2 * heads + 3 * 4 * model.hidden_size

@@ -32,7 +32,7 @@ def start_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
         ModelError: the model's files cannot be used, its cache does not fit into memory, or its logits are not finite.
         RequestError: settings exclude each other, or do not fit the machine.
     """
-    # So that threads that answer clients or fill masks wait no longer than this for the one that steps.
+    # Limits the time for which threads that answer clients or fill masks wait for the one that steps.
     sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
     with _without_collections(), _within_memory():
         config = _as_stored(config, progress)
@@ -102,7 +102,7 @@ def _as_stored(config: EngineConfig, progress: Progress | None) -> EngineConfig:
 
 @contextmanager
 def _within_memory() -> Iterator[None]:
-    """Turns a lack of memory while loading, for which torch raises RuntimeError on a CPU, into a ModelError."""
+    """Raises ModelError if memory runs out while loading; torch raises RuntimeError for that on a CPU."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

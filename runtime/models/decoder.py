@@ -1,4 +1,4 @@
-"""The decoder of the Llama family: Llama, Mistral, Qwen2, Qwen3, SmolLM2, SmolLM3."""
+"""Decoder of the Llama family: Llama, Mistral, Qwen2, Qwen3, SmolLM2, SmolLM3."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ..checkpoints.config import ModelConfig, RopeConfig
 from .rope_frequencies import attention_factor, rope_frequencies
 
 _TABLE_CHUNK = 16384
-"""Positions computed at a time: what building a table needs beside it."""
+"""Positions computed at a time, which limits the additional memory for building a table."""
 
 
 class RotaryPositions:
-    """Cosines and sines of token positions, as kernels.decoder.reference.rotate takes them.
+    """Cosines and sines of token positions, for kernels.decoder.reference.rotate.
 
     num_tabulated    computes the angles of positions 0 .. num_tabulated once, 8 * head_dim bytes each, and `angles`
                      looks them up in one launch: for a GPU, where the dozen launches of the formula cost more than
-                     its numbers. The values are the same to the bit. 0: each call computes, any position is served
+                     the arithmetic. The values are the same to the bit. 0: each call computes them, for any position
     """
 
     def __init__(self, rope: RopeConfig, head_dim: int, device: torch.device, num_tabulated: int = 0) -> None:
@@ -37,7 +37,7 @@ class RotaryPositions:
                 torch.stack(self._compute(positions), dim=1, out=self._table[start : start + _TABLE_CHUNK])
 
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Once a step, for all layers: cosines and signed sines.
+        """Returns cosines and signed sines, once a step for all layers.
 
         positions   [T] int64
         returns     [T, 1, head_dim] float32, twice
@@ -56,14 +56,14 @@ class RotaryPositions:
 
 
 _MAX_TABULATED = 1 << 18
-"""Positions whose angles a GPU holds, 256 MiB with heads of 128; a model with more of them computes its angles."""
+"""Most positions whose angles a GPU tabulates, 256 MiB with heads of 128; a model with more computes its angles."""
 
 Projection = Callable[[torch.Tensor], torch.Tensor]  # [T, N] -> [T, M]
 
 
 @dataclass(frozen=True)
 class Linear:
-    """x W^T + b. `weight` [M, N], `bias` [M] or None; `few_rows` multiplies few rows where it is faster than torch."""
+    """x W^T + b. `weight` [M, N], `bias` [M] or None; `few_rows` is used for few rows where it is faster than torch."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
@@ -89,12 +89,12 @@ class Layer:
 
 
 class Decoder:
-    """Token ids and positions in, hidden states out; keys and values live in the attention backend alone.
+    """Token ids and positions in, hidden states out; keys and values live only in the attention backend.
 
     `parameters` are those of weights.list_parameters, all of one dtype on one device, without those of `projections`:
-    by a weight's name ("layers.3.qkv"), what computes with it and its bias. `ops` computes what lies between the matrix
-    products. `forward` and `logits` never wait for the device and no shape in them depends on data, so that a CUDA
-    graph may record them if `attention` and `ops` allow it.
+    by a weight's name ("layers.3.qkv"), the operator with that weight and its bias. `ops` computes everything between
+    the matrix products. `forward` and `logits` never wait for the device and no shape in them depends on data, so that
+    a CUDA graph may capture them if `attention` and `ops` allow it.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Decoder:
         self._positions = RotaryPositions(config.rope, config.head_dim, device, num_tabulated)
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
-        """One step over the flat batch that `attention` was planned for.
+        """Computes one step over the flat batch that `attention` was planned for.
 
         tokens, positions   [T] int64
         returns             [T, hidden_size], after the last norm
@@ -152,7 +152,7 @@ class Decoder:
         *,
         gated: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """hidden + delta, which may be `hidden` itself, and the projection of its norm, in one launch where it can be.
+        """Computes hidden + delta, possibly in `hidden`, and the projection of its norm, in one launch where possible.
 
         hidden, delta   [T, hidden_size]
         gated           silu(gate) * up of the projection, instead of itself
@@ -171,10 +171,10 @@ class Decoder:
         return hidden, ops.silu_multiply(projection(normed)) if expanded is None else expanded
 
     def logits(self, hidden: torch.Tensor, *, keep_dtype: bool = False) -> torch.Tensor:
-        """Scores of the next token, for the rows of `hidden` given only.
+        """Returns scores of the next token for the given rows of `hidden`.
 
         hidden       [R, hidden_size]
-        keep_dtype   leave them in the dtype of the weights, for a sampler that widens them as it reads
+        keep_dtype   keep the dtype of the weights, for a sampler that widens them as it reads
         returns      [R, vocab_size] float32, unless `keep_dtype`
         """
         scores = self.head(hidden)

@@ -1,4 +1,4 @@
-"""Projections whose rows do not depend on each other: what the deterministic mode gives a decoder."""
+"""Batch-invariant projections, which the deterministic mode gives a decoder."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class InvariantLinear:
 
 
 def make_invariant(decoder: Decoder, product: InvariantProduct | None = None) -> None:
-    """Replaces every projection of `decoder`, its head included, by one that computes each row alike. In place.
+    """Replaces every projection of `decoder`, its head included, by one that is independent of the batch. In place.
 
-    product    what computes them; None: the Triton kernel
+    product    operator for the products; None: the Triton kernel
 
-    Quantised projections that were made invariant are left as they are.
+    Quantised projections that are already invariant are kept.
 
     Raises:
-        TypeError: a projection is neither that nor a `Linear`: nothing is known of its order of sums. None is replaced
-            then.
+        TypeError: a projection is neither of these nor a `Linear`, so that its order of sums is unknown. None is
+            replaced.
     """
     chosen = select_invariant_product() if product is None else product
 

@@ -1,4 +1,4 @@
-"""Loads models by name, folder or file: finds and reads the files, and makes the decoder that computes them."""
+"""Loads models by name, folder or file: finds and reads the files, and builds the decoder."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_pena
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model that is loaded, and the facts that its files state.
+    """A loaded model, and facts from its files.
 
     path    the GGUF file or the folder, which also holds the tokenizer
-    dtype   of activations
+    dtype   dtype of activations
     """
 
     model: Model | NativeDecoder
@@ -69,7 +69,7 @@ class _Target:
     claim: Callable[[int], None] | None
 
 
-def load_model(  # noqa: PLR0913  what it is loaded for
+def load_model(  # noqa: PLR0913  the targets of loading
     source: str | Path,
     *,
     dtype: str = "auto",
@@ -85,7 +85,7 @@ def load_model(  # noqa: PLR0913  what it is loaded for
 
     dtype            auto (bfloat16 on a GPU and on a CPU with bfloat16 matrix instructions, else float32) or a dtype's
                      name
-    backend          of a Decoder's operations, as select_ops takes it; models of `transformers` have their own
+    backend          backend of a Decoder's operations, for select_ops; models of `transformers` have their own
     keep_quantised   keep weights that are stored quantised (AWQ, GPTQ, FP8, GGUF), instead of dequantising them once;
                      None: if the device has kernels for them
     invariant        make products with quantised weights that are kept independent of the number of rows
@@ -109,7 +109,7 @@ def load_model(  # noqa: PLR0913  what it is loaded for
 
 
 def resolve_dtype(name: str, device: str) -> torch.dtype:
-    """Returns the dtype that a setting stands for on a device.
+    """Resolves the dtype of a setting on a device.
 
     Raises:
         ModelError: there is no such dtype.
@@ -158,7 +158,7 @@ def _load_folder(path: Path, name: str, target: _Target, progress: Progress | No
     try:
         native = read_config(raw)
     except UnsupportedModelError:
-        # The adapter imports transformers, which takes a second that native models are spared.
+        # The adapter imports transformers, which takes a second that native models do not need.
         generic = importlib.import_module(".transformers_model", __package__)
         adapter, config = generic.load_generic(path, raw, dtype=target.dtype, device=target.device)
         model, num_parameters, dtype = adapter, adapter.num_parameters(), target.dtype
@@ -216,7 +216,7 @@ def _make_decoder(
 
 
 def _ids(values: Iterable[object], vocab_size: int) -> tuple[int, ...]:
-    """Returns the values that are ids of the model's tokens, each once; some files write -1 for none."""
+    """Returns the distinct values that are ids of the model's tokens; some files write -1 for none."""
     return tuple(dict.fromkeys(value for value in values if type(value) is int and 0 <= value < vocab_size))
 
 

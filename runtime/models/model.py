@@ -1,4 +1,4 @@
-"""The interface of a model to a forward pass, whatever its family."""
+"""Interface of models of any family to a forward pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...kernels.attention.interface import AttentionBackend
 
 
 class Model(Protocol):
-    """A model as a step needs it; keys and values live in the attention backend."""
+    """A model for forward passes; keys and values live in the attention backend."""
 
     num_layers: int
     num_heads: int
@@ -18,7 +18,7 @@ class Model(Protocol):
     head_dim: int
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
-        """tokens, positions int64 [T] -> hidden [T, hidden_size], after the last norm."""
+        """Computes tokens, positions int64 [T] -> hidden [T, hidden_size], after the last norm."""
 
     def logits(self, hidden: torch.Tensor, *, keep_dtype: bool = False) -> torch.Tensor:
-        """[R, hidden_size] -> [R, vocab_size], float32 unless the weights' dtype is to be kept."""
+        """Computes [R, hidden_size] -> [R, vocab_size], float32 unless the weights' dtype is to be kept."""

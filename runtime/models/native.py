@@ -76,8 +76,8 @@ class NativeDecoder:
     Activations are float32, rounded to 8 bits for products, or with `has_rests` to 16 where they are far above the
     others of their token; keys and values are stored as integers.
 
-    struct    the model as the library takes it
-    kept      the memory that `struct` points to
+    struct    the model for the library
+    kept      memory that `struct` points to
     """
 
     library: Library
@@ -189,7 +189,7 @@ def load_native(
                 return None
             setattr(layer, name, weight)
     embedding = loader.weight("model.embed_tokens.weight", is_table=True)
-    mixes = target.quantization == "w8a8"  # the head, too: it is a tenth of the work or more
+    mixes = target.quantization == "w8a8"  # the head too: it is a tenth of the work or more
     name = "model.embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"
     head = embedding if config.tie_embeddings and not mixes else loader.weight(name, is_table=not mixes)
     if embedding is None or head is None:

@@ -1,4 +1,4 @@
-"""Projections of a decoder with quantised weights: those that a checkpoint stores, or a decoder's own, rounded."""
+"""Projections of a decoder with quantised weights: as stored in a checkpoint, or rounded at load."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TORCH_KINDS: Mapping[str, str] = {
     "int4": "weights of 4-bit integers, a scale and a zero for 128 columns of a row",
     "int4-g32": "weights of 4-bit integers, a scale and a zero for 32 columns of a row",
 }
-"""Kinds that `quantise_decoder` rounds to, and what they make of weights and activations."""
+"""Kinds that `quantise_decoder` rounds to, with the resulting formats of weights and activations."""
 
 _PROJECTIONS = ("qkv", "out", "gate_up", "down")
 
@@ -44,7 +44,7 @@ _PROJECTIONS = ("qkv", "out", "gate_up", "down")
 class QuantisedLinear:
     """x W^T + b with a quantised weight.
 
-    order       of the input features, as in StoredWeight
+    order       order of the input features, as in StoredWeight
     invariant   a row's result does not depend on the number of rows
     """
 
@@ -56,7 +56,7 @@ class QuantisedLinear:
 
     @property
     def num_parameters(self) -> int:
-        """Numbers in the weight and the bias."""
+        """Number of elements in the weight and the bias."""
         return self.weight.shape[0] * self.weight.shape[1] + (0 if self.bias is None else self.bias.numel())
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -75,7 +75,7 @@ class StackedLinear:
 
     @property
     def num_parameters(self) -> int:
-        """Numbers in the weights and biases."""
+        """Number of elements in the weights and biases."""
         return sum(part.num_parameters for part in self.parts)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -90,7 +90,7 @@ def make_linear(
     device: torch.device | str,
     invariant: bool = False,
 ) -> QuantisedLinear:
-    """Makes a projection of activations of `dtype`, on `device`."""
+    """Builds a projection of activations of `dtype`, on `device`."""
     weight = stored.weight.to(device)
     order = None if stored.order is None else stored.order.to(device)
     product = select_product(weight, dtype, rounds_rows=stored.rounds_rows, invariant=invariant)
@@ -157,7 +157,7 @@ def load_projections(
     device: torch.device | str,
     invariant: bool = False,
 ) -> dict[str, QuantisedLinear | StackedLinear]:
-    """Loads the projections all of whose weights are stored quantised, by their parameters' names: `layers.3.qkv`, ...
+    """Loads the projections whose weights are all stored quantised, by their parameters' names: `layers.3.qkv`, ...
 
     The caller has checked the names and shapes of the checkpoint's tensors (weights.check_shapes).
     """

@@ -1,4 +1,4 @@
-"""The frequencies of rotary positions, and tables of their angles, in numpy."""
+"""Frequencies of rotary positions, and tables of their angles, in numpy."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ..checkpoints.config import RopeConfig
 Floats = npt.NDArray[np.float32]
 
 _BLOCK = 4096
-"""Positions whose angles are held in float64 at a time."""
+"""Number of positions whose angles are held in float64 at a time."""
 
 
 def rope_frequencies(rope: RopeConfig, head_dim: int) -> Floats:
-    """Radians per position of each rotated pair, float32 [head_dim / 2]."""
+    """Returns the radians per position of each rotated pair, float32 [head_dim / 2]."""
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    # The power is rounded once, as a float32 function that is exact would.
+    # The power is rounded once, as by an exact float32 function.
     powers: Floats = np.power(rope.theta, exponents.astype(np.float64)).astype(np.float32)
     frequencies: Floats = np.float32(1.0) / powers
     if rope.kind == "linear":
@@ -34,7 +34,7 @@ def rope_frequencies(rope: RopeConfig, head_dim: int) -> Floats:
 
 
 def _llama3_frequencies(rope: RopeConfig, frequencies: Floats) -> Floats:
-    """Long wavelengths are stretched by `factor`, short ones kept; in between linearly in 1 / wavelength."""
+    """Stretches long wavelengths by `factor`, keeps short ones, and interpolates linearly in 1 / wavelength between."""
     turns = rope.original_max_position * frequencies / (2 * math.pi)  # full turns over the trained context
     low, high = rope.low_frequency_factor, rope.high_frequency_factor
     kept: Floats = ((turns - low) / (high - low)).clip(0.0, 1.0)
@@ -43,10 +43,10 @@ def _llama3_frequencies(rope: RopeConfig, frequencies: Floats) -> Floats:
 
 
 def _yarn_frequencies(rope: RopeConfig, frequencies: Floats, head_dim: int) -> Floats:
-    """Peng et al. 2023 (arXiv 2309.00071), section 3.2: a ramp over the pair's index, from kept to stretched."""
+    """Applies a ramp over the pair's index, kept to stretched: Peng et al. 2023 (arXiv 2309.00071), section 3.2."""
 
     def pair_index(turns: float) -> float:
-        """The (fractional) pair that makes this many turns over the trained context."""
+        """Returns the (fractional) index of the pair that makes this many turns over the trained context."""
         return head_dim * math.log(rope.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low, high = pair_index(rope.beta_fast), pair_index(rope.beta_slow)
@@ -69,9 +69,9 @@ def attention_factor(rope: RopeConfig) -> float:
 
 
 def rope_table(rope: RopeConfig, head_dim: int, num_positions: int) -> tuple[Floats, Floats]:
-    """Cosines and sines of positions 0 .. num_positions, [num_positions, head_dim / 2].
+    """Returns cosines and sines of positions 0 .. num_positions, [num_positions, head_dim / 2].
 
-    Beside the result it takes memory for a few thousand positions at a time.
+    Besides the result it takes memory for a few thousand positions at a time.
     """
     frequencies, factor = rope_frequencies(rope, head_dim), np.float32(attention_factor(rope))
     cosines, sines = (np.empty((num_positions, head_dim // 2), np.float32) for _ in range(2))
@@ -85,5 +85,5 @@ def rope_table(rope: RopeConfig, head_dim: int, num_positions: int) -> tuple[Flo
 
 
 def rope_table_bytes(head_dim: int, num_positions: int) -> int:
-    """Bytes of `rope_table`."""
+    """Returns the bytes of `rope_table`."""
     return 2 * num_positions * (head_dim // 2) * 4

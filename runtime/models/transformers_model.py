@@ -1,4 +1,4 @@
-"""Any causal language model of `transformers`, run over our paged attention instead of its own cache."""
+"""Adapter for any causal language model of `transformers`, run over our paged attention instead of its own cache."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ..checkpoints.config import ModelShape
 from ..protocol.errors import ModelError
 
 _NAME = "bough"
-_KEYWORD = "bough_attention"  # how the backend travels through the model's forward to our attention function
+_KEYWORD = "bough_attention"  # passes the backend through the model's forward to our attention function
 _IGNORED = ("auto_map", "attn_implementation", "_attn_implementation", "experts_implementation", "custom_pipelines")
 _BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
 _MAX_INTEGER = 1 << 31
 _CHECK_LENGTHS = (5, 7)  # tokens of the two sequences that the check at loading runs
 _CHECK_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}  # |difference| / |logits|, both Euclidean norms
-_CHECK_TOLERANCE_HALF = 0.1  # where rounding alone may send a token to another expert
+_CHECK_TOLERANCE_HALF = 0.1  # rounding alone may send a token to another expert
 
 
 class GenericModel:
@@ -62,7 +62,7 @@ class GenericModel:
         return scores
 
     def num_parameters(self) -> int:
-        """Numbers in the model, tied ones counted once."""
+        """Number of parameters of the model, tied ones counted once."""
         return sum(parameter.numel() for parameter in self._model.parameters())
 
 
@@ -71,7 +71,7 @@ def load_generic(
 ) -> tuple[GenericModel, ModelShape]:
     """Builds the transformers model of a folder; `raw` is its config.json.
 
-    No code of the folder runs: an `auto_map` is not looked at. The model is then run once on a few tokens, with its own
+    No code of the folder runs: an `auto_map` is ignored. The model is then run once on a few tokens, with its own
     attention and with ours, and refused if the two differ.
 
     Raises:
@@ -115,7 +115,7 @@ def _shape(model_type: str, generic: GenericModel, model: Any) -> ModelShape:
 
 
 def _check_raw(raw: Mapping[str, Any]) -> None:
-    """Refuses by name what would be run wrongly, or is out of all bounds."""
+    """Refuses by name settings that would be computed wrongly, or are far out of range."""
     if raw.get("quantization_config"):
         raise ModelError("quantization_config: quantised Hugging Face checkpoints are not supported")
     for kind in _rope_kinds(raw.get("rope_parameters")) | _rope_kinds(raw.get("rope_scaling")):
@@ -130,7 +130,7 @@ def _check_raw(raw: Mapping[str, Any]) -> None:
 
 
 def _rope_kinds(scaling: object) -> set[str]:
-    """The rope types named, whether for the whole model or by kind of layer."""
+    """Returns the rope types in use, for the whole model or by kind of layer."""
     if not isinstance(scaling, Mapping):
         return set()
     kinds = {str(scaling[key]) for key in ("rope_type", "type") if key in scaling}
@@ -138,7 +138,7 @@ def _rope_kinds(scaling: object) -> set[str]:
 
 
 def _build(model_class: Any, config: Any, folder: Path, dtype: torch.dtype) -> Any:
-    """The model with the folder's weights, after comparing sizes on paper; every weight comes from the checkpoint."""
+    """Builds the model with the folder's weights, after comparing sizes; every weight must be in the checkpoint."""
     stored = 0
     for path in safetensors_files(folder):
         stored += sum(torch.Size(shape).numel() for _, shape in read_safetensors_header(path).values())
@@ -178,7 +178,7 @@ def _attend(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The function registered with transformers. query [1, H, T, D], key and value [1, G, T, D] -> [1, T, H, D]."""
+    """Attention function registered with transformers. query [1, H, T, D], key, value [1, G, T, D] -> [1, T, H, D]."""
     backend: HeadAttention | None = others.get(_KEYWORD)
     if backend is None:
         raise ModelError(f"{type(module).__name__} does not receive the keyword arguments of the model's forward")
@@ -196,7 +196,7 @@ def _attend(
 
 @dataclass
 class _Probe:
-    """A backend without a cache that attends within each whole sequence and notes what it was asked."""
+    """Backend without a cache that attends within each whole sequence and records its calls."""
 
     lengths: tuple[int, ...]
     geometry: dict[int, tuple[int, int, int, int | None]] = field(default_factory=dict)  # layer: H, G, D, window
@@ -212,7 +212,7 @@ class _Probe:
 
 
 def _check(generic: GenericModel, model: Any) -> list[tuple[int, int, int, int | None]]:
-    """Runs a few tokens with the model's own attention and with ours, leaves ours in place; geometry by layer.
+    """Runs a few tokens with the model's own attention and then ours, which stays; returns the geometry by layer.
 
     Raises:
         ModelError: the logits differ, or the layers' keys and values are not all of one shape.
@@ -250,7 +250,7 @@ def _check(generic: GenericModel, model: Any) -> list[tuple[int, int, int, int |
 
 @contextmanager
 def _without_checkout() -> Iterator[None]:
-    """Hides our own root folder from imports: transformers would take our `kernels` for a package it looks for."""
+    """Hides our root folder from imports: transformers would take our `kernels` for a package that it looks for."""
     root, saved = Path(__file__).resolve().parents[2], sys.path.copy()
     sys.path[:] = [entry for entry in saved if Path(entry).resolve() != root]
     try:
@@ -260,7 +260,7 @@ def _without_checkout() -> Iterator[None]:
 
 
 def _import_transformers() -> tuple[Any, Any]:
-    """transformers' tables model_type -> config class -> causal model class, our attention registered."""
+    """Returns transformers' tables model_type -> config class -> causal model class, with our attention registered."""
     with _without_checkout():
         try:
             from transformers import AttentionInterface, logging
@@ -268,6 +268,6 @@ def _import_transformers() -> tuple[Any, Any]:
         except ImportError as error:
             raise ModelError('this model needs transformers: pip install "bough[transformers]"') from error
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    # Without a mask function of the same name transformers builds no mask: the backend knows who sees what.
+    # Without a mask function of the same name transformers builds no mask: the backend applies its own.
     AttentionInterface.register(_NAME, _attend)
     return CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING

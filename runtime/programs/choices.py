@@ -1,4 +1,4 @@
-"""Decision of a select: from the log-probabilities of each choice's tokens to scores and probabilities."""
+"""Scores and probabilities of a select's choices, from the log-probabilities of their tokens."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ..protocol.program import SelectMethod
 def score_choices(
     method: SelectMethod, logprobs: Sequence[Sequence[float]], unconditional: Sequence[Sequence[float]] | None = None
 ) -> list[float]:
-    """Computes one score a choice, the higher the better.
+    """Computes a score for each choice, the higher the better.
 
-    logprobs        of each choice's tokens, given the prompt and the choice's tokens before
+    logprobs        of each choice's tokens, given the prompt and its previous tokens
     unconditional   the same without the prompt (for the method of that name)
 
-    likelihood                            sum: the probability that the model writes just this
-    token_length_normalized               mean: does not punish long choices, but favours those of many easy tokens
-    greedy_token_selection                token by token, the most likely goes on
-    unconditional_likelihood_normalized   mean gain over the choice's own likelihood
+    likelihood                            sum: the probability that the model writes exactly this choice
+    token_length_normalized               mean: does not penalise long choices, but favours those of many easy tokens
+    greedy_token_selection                token by token, the most likely choices remain
+    unconditional_likelihood_normalized   mean gain over the choice's likelihood without the prompt
     """
     match method:
         case "likelihood":
@@ -34,9 +34,9 @@ def score_choices(
 
 
 def probabilities(scores: Sequence[float]) -> tuple[float, ...]:
-    """Softmax: under "likelihood", the probability of each choice given that one of them is written."""
+    """Softmax of the scores: under "likelihood", the probability of each choice given that one of them is written."""
     most = max(scores)
-    if most == -math.inf:  # the model writes none of them
+    if most == -math.inf:  # the model would write none of them
         return (1 / len(scores),) * len(scores)
     weights = [math.exp(score - most) if score > -math.inf else 0.0 for score in scores]
     total = sum(weights)
@@ -48,10 +48,10 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _greedy(logprobs: Sequence[Sequence[float]]) -> list[float]:
-    """Choices drop out at the first token where another is likelier; who lasts longer scores higher.
+    """Scores choices by the first token at which another one is likelier: they drop out there, and later is better.
 
-    A choice that has ended is compared by its own mean. The score is the column at which it dropped out, and among
-    those that dropped out together, the likeliest on the mean is ahead.
+    A choice that has ended is compared by its mean. The score is the column at which it dropped out; among those that
+    dropped out together, the mean decides.
     """
     alive = set(range(len(logprobs)))
     scores = [0.0] * len(logprobs)

@@ -59,10 +59,10 @@ MAX_CHOICE_TOKENS = 1 << 15
 """Most tokens of all choices of a select."""
 
 MAX_VALUE_LOGPROBS = 1 << 18
-"""Log-probabilities of a generation's tokens, alternatives included: they go to who asked in one message."""
+"""Most log-probabilities of a generation, alternatives included: they are sent in one message."""
 
 MAX_TREE_TOKENS = 4096
-"""Most tokens of a choice, and of the choices in one tree, which is built without a pause."""
+"""Most tokens of a choice, and of the choices in one tree, which is built in one go."""
 
 
 class EngineMachine:
@@ -90,12 +90,12 @@ class EngineMachine:
         return self._tools is not None
 
     def expire(self) -> None:
-        """Fails the tool calls whose time is over."""
+        """Fails the tool calls whose time limit has passed."""
         if self._tools is not None and self._tools.under_way:
             self._tools.expire()
 
     def sleep_s(self) -> float | None:
-        """Returns the seconds until `expire` has something to do; None: no tool call is under way."""
+        """Returns the seconds until `expire` has something to do; None: no tool call is in progress."""
         return self._tools.sleep_s() if self._tools is not None and self._tools.under_way else None
 
     def close(self) -> None:
@@ -124,8 +124,8 @@ class EngineMachine:
     def open_message(self, frame: Frame, role: str) -> None:
         """Opens a message.
 
-        First asks the chat template for each turn that it has not been asked for, as of messages that a join appended;
-        where many messages come before, on another thread.
+        First lets the chat template render each turn that it has not rendered yet, such as messages appended by a join;
+        on another thread if many messages come before.
         """
         content, chat = content_of(frame.branch), self._tokenizer.chat
         while (asked := next_turn(content, role, chat)) is not None:
@@ -186,12 +186,12 @@ class EngineMachine:
 # Calls of the model
 
 MakeRequest = Callable[..., Request]
-"""Makes a request of a call from the fields that the call decides on."""
+"""Creates a request of a call from the fields that the call sets."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """The value that a call makes, and the tokens that it appends to its branch, with their origins.
+    """Value of a call, and the tokens that it appends to its branch, with their origins.
 
     num_taken_back    tokens to remove from the branch's end first: `tokens` begin with their text
     """
@@ -279,7 +279,7 @@ class GenCall:
             yield make(prompt=prompt, sampling=one, grammar=self._op.grammar), True
 
     def take_back(self, num_tokens: int) -> None:
-        if not self._num_taken_back:  # all samples take the same back
+        if not self._num_taken_back:  # the same for all samples
             self._num_taken_back = num_tokens
             self._content.shorten_own_text(num_tokens)
 
@@ -302,7 +302,7 @@ class GenCall:
         num_taken_back = self._num_taken_back
         taken_back = self._content.tokens[self._content.length - num_taken_back :]
         prefix = b"".join(self._tokenizer.pieces(taken_back))
-        if not b"".join(self._tokenizer.pieces(kept)).startswith(prefix):  # ended before the prefix was complete
+        if not b"".join(self._tokenizer.pieces(kept)).startswith(prefix):  # it ended before the prefix was complete
             num_taken_back, prefix, kept = 0, b"", []
         said = prefix.decode(errors="replace") + text
         if self._tokenizer.decode(kept, skip_special_tokens=skip) != said:
@@ -343,7 +343,7 @@ class SelectCall:
         tokenizer: Tokenizer,
         max_tree: int | None = None,
     ) -> None:
-        """`choices` are the tokens of the choices of `op`."""
+        """Scores `choices`, the tokens of the choices of `op`."""
         self._op = op
         self._branch = branch
         self._choices = choices
@@ -423,11 +423,11 @@ def _values(choices: Sequence[Sequence[TokenLogprob]]) -> list[list[float]]:
 class _Flight:
     """A call in flight, whose outputs come from within the engine's step.
 
-    op, run     of `frame`; `op` with the constraint for the tools that it offers
-    attempts    of the branch when the call began, since the branch may restart
+    op, run     those of `frame`; `op` with the constraint for the tools that it offers
+    attempts    attempts of the branch when the call began, since the branch may restart
     complete    all its requests have been submitted
     kept        text that has not been sent as a delta
-    num_scores  log-probabilities that have come
+    num_scores  number of log-probabilities received
     """
 
     frame: Frame
@@ -461,9 +461,9 @@ class _Flight:
 class _UnfinishedCall:
     """A call that begins in slices: its choices are encoded, then its requests submitted.
 
-    tokens      of the choices encoded so far
-    num_tokens  their number in all
-    requests    of `flight`, those still to be submitted
+    tokens      tokens of the choices encoded so far
+    num_tokens  total number of these
+    requests    requests of `flight` that are still to be submitted
     """
 
     tokens: list[list[int]] = field(default_factory=list)
@@ -483,11 +483,11 @@ class ModelCalls:
         self._max_tree = self._max_tokens if engine.takes_trees else None
 
     def begin(self, frame: Frame) -> None:
-        """Submits the requests of a call. To be called again after a pause, or once a choice has been encoded.
+        """Submits the requests of a call. Must be called again after a pause, or once a choice has been encoded.
 
         Raises:
             PausedError: there are more requests to submit.
-            BoughError: one was refused; others may run already.
+            BoughError: a request was refused; others may already run.
         """
         pending = frame.pending
         if pending.begun is None:
@@ -614,7 +614,7 @@ class ModelCalls:
             frame.spend(1 + copies)
             frame.pause()
         pending.unfinished, flight.complete = False, True
-        if not branch.running:  # all of them have ended in the meantime
+        if not branch.running:  # all of them have ended meanwhile
             self._end(flight, flight.call.end())
 
     def _hear(self, flight: _Flight, index: int, continues: bool, output: RequestOutput) -> None:
@@ -633,7 +633,7 @@ class ModelCalls:
                 self.send_appended(run, content_of(branch), output.cached_tokens)
             flight.kept.append(flight.call.take(index, output))
             self._take(flight, output)
-        except Exception as error:  # noqa: BLE001  the instruction ends with it
+        except Exception as error:  # noqa: BLE001  the instruction fails with it
             flight.frame.fail(error)
 
     def _take(self, flight: _Flight, output: RequestOutput) -> None:

@@ -32,8 +32,8 @@ LOOK_S = 30.0
 class _Arrival:
     """A submission that is being read and put into its program's queues.
 
-    steps       this work as an iterator, between whose steps other programs have a turn; None: it has not begun
-    state       of its program, once the submission is accepted; None: it may still be refused
+    steps       this work as an iterator; other programs have a turn between its steps; None: it has not begun
+    state       state of its program, once the submission is accepted; None: it may still be refused
     """
 
     run: Run
@@ -49,7 +49,7 @@ class Executor:
     max_states  most idle states, of programs that wait for another submission
     post        schedules a function on that thread before the engine's next step, or after it if called from such a
                 function; None: programs run to their next call without pausing for the engine
-    tools       those that every program may call
+    tools       tools that every program may call
     """
 
     def __init__(
@@ -119,10 +119,10 @@ class Executor:
                 self._take_in(arrival)
 
     def _take_in(self, arrival: _Arrival) -> None:
-        """Reads a submission for a slice of time; once all of it is read, begins to execute it.
+        """Reads a submission for one slice of time; begins to execute it once all of it is read.
 
         Raises:
-            BoughError: it cannot be started.
+            BoughError: the submission cannot be started.
         """
         run, ends = arrival.run, time.monotonic() + MAX_SLICE_S if self._slices else math.inf
         if arrival.steps is None:
@@ -157,7 +157,7 @@ class Executor:
             arrival.run.tell(Failed(error=self._machine.describe(error)))
 
     def _remove_arrivals(self, program_id: str, gone: Callable[[_Arrival], bool]) -> list[_Arrival]:
-        """Removes and returns the submissions that are `gone`. If another one is then first, it is read next."""
+        """Removes and returns the submissions that are `gone`. If that makes another one the first, reads it next."""
         waiting = self._arrivals.pop(program_id, None)
         if waiting is None:
             return []
@@ -175,7 +175,7 @@ class Executor:
         """Reads a submission and puts it into the queues of its program; yields where other programs may have a turn.
 
         Raises:
-            BoughError: it cannot be started, and nothing has changed.
+            BoughError: the submission cannot be started; nothing has changed.
         """
         run, program = arrival.run, arrival.run.program
         state = self._find(program, run.started)
@@ -226,7 +226,7 @@ class Executor:
         self._trim(self._clock())
 
     def expire(self) -> None:
-        """Ends calls and programs whose time is over, and drops old idle states. To be called within `sleep_s`."""
+        """Ends calls and programs whose deadline has passed, and drops old idle states. Call it within `sleep_s`."""
         if not self._states:
             return
         self._machine.expire()

@@ -1,4 +1,4 @@
-"""Failures of isolated branches: ends them, or has them begin anew. Works on a program's state alone."""
+"""Failures of isolated branches: ends or restarts them. Works only on a program's state."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ def isolated(state: State, branch: Branch) -> Branch | None:
 
 
 def within_isolated(state: State) -> set[int]:
-    """Returns the branches that `isolated` finds something for."""
+    """Returns the ids of the branches that are or descend from an isolated one."""
     found: set[int] = set()
-    for branch in state.branches.values():  # a branch comes after who forks it
+    for branch in state.branches.values():  # a branch comes after its parent
         if branch.origin.isolated or branch.origin.parent in found:
             found.add(branch.id)
     return found
 
 
 def subtree(state: State, root: Branch) -> list[Branch]:
-    """Returns `root` and all that is forked from it, those that have ended early by themselves included."""
+    """Returns `root` and its descendants, including those that have ended early by themselves."""
     return _descendants(state, root, ended=True)
 
 
 def alive(state: State, root: Branch) -> list[Branch]:
-    """Returns the same without those that have ended early: where a branch has, so have those forked from it."""
+    """Returns `root` and its descendants without those that have ended early, which end with all their descendants."""
     return _descendants(state, root, ended=False)
 
 
@@ -48,12 +48,12 @@ def _descendants(state: State, root: Branch, *, ended: bool) -> list[Branch]:
 
 
 def num_given(members: list[Branch]) -> int:
-    """Counts the instructions and barriers that come again if the branches begin anew."""
+    """Counts the instructions and barriers that are queued again if the branches restart."""
     return sum(len(member.origin.given or ()) for member in members)
 
 
 def may_begin_anew(members: list[Branch]) -> bool:
-    """Returns true if nobody outside of `members`, of which the first has failed, has joined one of them yet."""
+    """Returns True if no branch outside `members`, of which the first has failed, has joined one of them yet."""
     root = members[0]
     if root.origin.given is None or root.origin.attempts[-1] >= root.origin.retries:
         return False
@@ -66,7 +66,7 @@ def may_begin_anew(members: list[Branch]) -> bool:
 
 
 def end(members: list[Branch], failure: Failure) -> set[Run]:
-    """Ends branches early; who joins them need not wait. Returns the submissions that lose instructions by that."""
+    """Ends branches early, so that joins of them no longer wait. Returns the submissions that lose instructions."""
     concerned: set[Run] = set()
     for member in members:
         if member.failure is not None:
@@ -81,10 +81,10 @@ def end(members: list[Branch], failure: Failure) -> set[Run]:
 
 
 def begin_anew(state: State, members: list[Branch], run: Run) -> set[Run]:
-    """Takes the first of `members` back to where it was forked, and those forked from it to before they were.
+    """Resets the first of `members` to its fork, and its descendants to before theirs.
 
-    Everything that they were given comes again; what an earlier submission brought that has ended counts as `run`'s.
-    What was cancelled stays so. Returns the submissions that are concerned.
+    All their instructions are queued again; those of submissions that have ended count as `run`'s. Cancelled branches
+    stay cancelled. Returns the affected submissions.
     """
     root = members[0]
     concerned: set[Run] = {run}
@@ -92,7 +92,7 @@ def begin_anew(state: State, members: list[Branch], run: Run) -> set[Run]:
     entered = {loop for member in members for loop in member.inside[member.origin.num_loops :]}
     for member in members:
         concerned |= {entry.run for entry in _drop(member) if isinstance(entry, Step)}
-        # One that is forked in a block comes again when that is entered again.
+        # A branch that is forked in a block is created again when that is entered again.
         given = member.origin.given if member.origin.scope == root.origin.scope else None
         failure = member.failure
         state.forget(member)
@@ -126,7 +126,7 @@ def _fresh(entry: Step | Barrier, run: Run) -> Step | Barrier:
 
 
 def _drop(member: Branch) -> list[Step | Barrier]:
-    """Empties the queue, and returns what was in it."""
+    """Empties the queue and returns its entries."""
     member.pending = None
     entries = list(member.queue)
     member.queue.clear()

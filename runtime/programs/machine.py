@@ -1,4 +1,4 @@
-"""The port between programs and whatever makes their values: an engine in this process, or the API of a model."""
+"""Interface between programs and the source of their values: an engine in this process, or the API of a model."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from .state import Branch, CallId, Content, Frame, Run, State
 
 
 class Machine(Protocol):
-    """Makes what instructions append to their branches, and the values that they ask for.
+    """Produces the text that instructions append to their branches, and the values that they ask for.
 
-    An instruction is done when its method returns, unless there are ids in its branch's `running` then: it is done when
-    they are gone, and `frame.ended` or `frame.failed` says so. Every method may raise BoughError: it has failed. One
-    that raises PausedError or NotYetError is called again.
+    An instruction is done when its method returns, unless its branch's `running` then holds ids: it is done when they
+    are gone, reported by `frame.ended` or `frame.failed`. Every method may raise BoughError to fail the instruction. A
+    method that raises PausedError or NotYetError is called again.
     """
 
     @property
     def budget(self) -> Budget:
-        """Bounds of programs that begin now."""
+        """Limits for programs that begin now."""
 
     @property
     def calls_tools(self) -> bool: ...
 
     def blank(self) -> Content:
-        """Returns the content of a program's first branch: nothing."""
+        """Returns empty content, for a program's first branch."""
 
     def room(self, branch: Branch) -> float:
         """Returns how many characters of text the branch may still take."""
 
     def num_tokens(self, branch: Branch) -> int | None:
-        """Returns the number of tokens of the branch; None: it is not known."""
+        """Returns the number of tokens of the branch; None if it is not known."""
 
     def append_text(self, frame: Frame, text: str) -> None: ...
 
@@ -55,32 +55,32 @@ class Machine(Protocol):
         """Begins a CallTools."""
 
     def cancel(self, call_id: str | CallId) -> None:
-        """Ends something in flight, of which nothing is to be heard any more."""
+        """Cancels a call in flight; nothing more is reported for it."""
 
     def expire(self) -> None:
-        """Fails the calls whose time is over."""
+        """Fails the calls whose deadline has passed."""
 
     def sleep_s(self) -> float | None:
-        """Returns seconds until `expire` has something to do; None: there is nothing to wait for."""
+        """Returns the seconds until `expire` has something to do; None: no call has a deadline."""
 
     def check_length(self, branch: Branch) -> None:
-        """Checks a branch. Raises RequestError: it has more than fits into a request."""
+        """Checks the length of a branch. Raises RequestError: it is longer than a request may be."""
 
     def forget(self, state: State, run: Run) -> Iterable[None]:
-        """Hears that a program has ended by itself, whose last submission was `run`, and is not kept: step by step,
-        between which others have a turn."""
+        """Cleans up after a program that has ended by itself and is not kept; `run` was its last submission. Yields
+        between steps so that other programs have a turn."""
 
     def close(self) -> None:
-        """Waits for nothing that is still in flight."""
+        """Closes the machine without waiting for calls in flight."""
 
     def describe(self, error: BoughError) -> ErrorInfo:
-        """Returns what a listener is told of an error."""
+        """Returns the error as it is reported to a listener."""
 
 
-# What all machines do alike
+# Shared by all machines
 
 Returned = Callable[[str | ErrorInfo], None]
-"""Hears what a call of a tool has brought, or why it failed."""
+"""Receiver of a tool call's result, or of the error with which it failed."""
 
 
 def begin_turn(
@@ -89,10 +89,10 @@ def begin_turn(
     begin: Callable[[ToolCall, dict[str, Any], Returned], None],
     end: Callable[[ToolTurn], None],
 ) -> None:
-    """Has `begin` make the calls that a model has written in a turn; `end` is told once all have come to something, and
-    may begin what the instruction waits for.
+    """Makes the calls that a model has written in a turn, by `begin`. Calls `end` once all have a result or an error;
+    it may begin further calls that the instruction waits for.
 
-    One that cannot be made has its error at once. Calls may return before `begin` does.
+    A call that cannot be made gets its error at once. Calls may return before `begin` does.
     """
     assert isinstance(frame.op, CallTools)
     tools = {name: frame.run.tools[name] for name in frame.op.tools}
@@ -120,7 +120,7 @@ def begin_turn(
 
 
 def tell_returned(frame: Frame, name: str, text: str, tools: Sequence[str], started: float, now: float) -> None:
-    """Keeps a value that tools have brought since `started`, and tells of it, and of their times."""
+    """Keeps and reports a value that tool calls begun at `started` have produced; with a trace, also their times."""
     branch, run, start_s, stop_s = frame.branch, frame.run, started - frame.state.born, now - frame.state.born
     turn = branch.turns[name]
     branch.keep(name, text)

@@ -1,4 +1,4 @@
-"""Memory of programs: what their states hold, and the share of all of it that a key may have."""
+"""Memory accounting for programs: the tokens that their states hold, and the share of each key."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from ..protocol.errors import OverloadedError
 
 SHARE_OF_LEFT = 8
-"""Tokens that a key may hold for each that is left (dynamic thresholds, as for places in the queue): one that floods
-leaves a ninth of everything to the others."""
+"""Tokens that a key may hold for each free one (dynamic thresholds, as for places in the queue): a key that floods the
+engine leaves a ninth of the memory to the others."""
 
 FEW = 1 / 64
-"""Share of everything that a key may have as long as there is any left."""
+"""Fraction of the memory that a key may always hold while any is free."""
 
 
 class Memory:
-    """Counts the tokens that the states of each tenant hold, `total` at most. What nobody owns has no share.
+    """Counts the tokens that the states of each tenant hold, `total` at most. Programs without a key have no share.
 
-    make_room   drops what may be dropped, of the tenant's or, if all is taken, of anybody's; set by who keeps states
+    make_room   frees memory of the tenant or, if all of it is taken, of any tenant; set by the owner of the states
     """
 
     def __init__(self, total: Callable[[], float] = lambda: math.inf) -> None:
@@ -37,7 +37,7 @@ class Memory:
         return self.num_held > self._total()
 
     def over(self, tenant: str) -> bool:
-        """Returns true if the tenant has more than its share, or all have more than there is."""
+        """Returns True if the tenant holds more than its share, or all tenants hold more than the total."""
         total = self._total()
         left = total - self.num_held
         return left < 0 or (bool(tenant) and self._held[tenant] > max(total * FEW, SHARE_OF_LEFT * left))
@@ -51,7 +51,7 @@ class Memory:
 
 @dataclass(eq=False, slots=True)
 class Account:
-    """Tokens that one state holds. Once closed, nothing more is counted."""
+    """Account of the tokens that one state holds. A closed account counts nothing more."""
 
     memory: Memory
     tenant: str
@@ -59,13 +59,13 @@ class Account:
     closed: bool = False
 
     def add(self, count: int) -> None:
-        """Counts tokens that have come, or gone."""
+        """Counts added tokens, or removed ones if `count` is negative."""
         if not self.closed:
             self.num_held += count
             self.memory.add(self.tenant, count)
 
     def take(self, count: int) -> None:
-        """Counts tokens for which there is room. Raises OverloadedError: there is none, and they are not counted."""
+        """Counts tokens if there is room for them. Raises OverloadedError: there is none, and nothing is counted."""
         self.add(count)
         try:
             self.check()
@@ -74,7 +74,7 @@ class Account:
             raise
 
     def check(self) -> None:
-        """Raises OverloadedError: there is no room, although idle states have been dropped."""
+        """Raises OverloadedError if there is no room even after idle states have been dropped."""
         memory = self.memory
         if self.closed or not memory.over(self.tenant):
             return

@@ -1,4 +1,4 @@
-"""Room that typed values need: limits of tokens in which none can be finished are refused before a program runs."""
+"""Room for typed values: refuses token limits within which no value can be completed, before a program runs."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from ..protocol.sampling_params import SamplingParams
 MAX_OPTION_CHARS = 4096
 
 MAX_LOOKED_AT_CHARS = 1 << 15
-"""Bound of a program's constraints together: those past it are left to the engine."""
+"""Most characters of a program's constraints that are checked; the rest is left to the engine."""
 
 MAX_COUNTED_CHARS = 1 << 13
-"""Bound of the texts of a program whose tokens are counted, but for the last one: each character takes up to 30 us."""
+"""Most characters of a program's texts whose tokens are counted, the last text excepted: up to 30 us per character."""
 
 
 class Counter(Protocol):
-    """A tokenizer that knows the fewest tokens that say a text. Where they are more than `most`, it says `most` + 1."""
+    """Tokenizer that counts the fewest tokens that spell a text; `most` + 1 if there are more than `most`."""
 
     def fewest_tokens(self, text: str, most: int | None = None) -> int: ...
 
 
 class _Bounded:
-    """Counts tokens until it has seen `MAX_COUNTED_CHARS`; what comes after is taken to have none."""
+    """Counts tokens of up to `MAX_COUNTED_CHARS`; later texts count as empty."""
 
     def __init__(self, tokenizer: Counter) -> None:
         self._tokenizer = tokenizer
@@ -47,7 +47,7 @@ def check_room(ops: Iterable[Op], tokenizer: Counter) -> None:
     """Checks the limits of all generations of a program.
 
     Raises:
-        RequestError: one has no room for any value; the message has the number of its instruction, as `walk` counts.
+        RequestError: a limit has no room for any value; the message has the number of the instruction, as in `walk`.
     """
     num_chars, seen, counter = 0, set[tuple[GrammarSpec, int]](), _Bounded(tokenizer)
     for index, op in enumerate(walk(ops)):
@@ -66,7 +66,7 @@ def check_room(ops: Iterable[Op], tokenizer: Counter) -> None:
 
 
 def _num_chars(grammar: GrammarSpec) -> int:
-    """Characters that `too_small` goes through."""
+    """Returns the number of characters that `too_small` examines."""
     match grammar:
         case JsonSchema(schema=schema):
             return len(schema)
@@ -76,7 +76,7 @@ def _num_chars(grammar: GrammarSpec) -> int:
 
 
 def refusal(sampling: SamplingParams, kind: str, reason: str) -> str:
-    """Words of a refusal: no value of `kind` has room, for a `reason` that `too_small` gave."""
+    """Returns the message of a refusal: no value of `kind` has room, for a `reason` from `too_small`."""
     return (
         f"max_tokens={sampling.max_tokens} is too small for any value of {kind}: {reason}; give at least that, and "
         "more for longer values"
@@ -84,10 +84,10 @@ def refusal(sampling: SamplingParams, kind: str, reason: str) -> str:
 
 
 def too_small(grammar: GrammarSpec | None, sampling: SamplingParams, tokenizer: Counter) -> str | None:
-    """Describes the shortest value of `grammar`, if no value can be finished within `max_tokens`; None: one may be.
+    """Describes the shortest value of `grammar` if none can be completed within `max_tokens`; None: one may be.
 
-    Nothing is said where that would take long to find out. Numbers and the contents of strings count least: which of
-    them takes the fewest tokens is not looked for.
+    Returns None where the answer would take long to find. Numbers and contents of strings are counted at their minimum,
+    without a search for the shortest ones.
     """
     max_tokens, found = sampling.max_tokens, _shortest(grammar)
     if found is None or max_tokens is None or not is_tight(grammar, max_tokens) or sampling.token_healing:
@@ -99,7 +99,7 @@ def too_small(grammar: GrammarSpec | None, sampling: SamplingParams, tokenizer: 
 
 
 def is_tight(grammar: GrammarSpec | None, max_tokens: int | None) -> bool:
-    """Tells whether the shortest value, if it is found soon, has more characters than tokens: then they are counted."""
+    """Returns True if the shortest value, if found soon, has more characters than `max_tokens`: then count tokens."""
     found = _shortest(grammar)
     return found is not None and max_tokens is not None and len(found) > max_tokens
 
@@ -113,9 +113,9 @@ def _shortest(grammar: GrammarSpec | None) -> str | None:
     return None
 
 
-@functools.lru_cache(maxsize=1024)  # of schemas and values that are short: what a client sends stays
+@functools.lru_cache(maxsize=1024)  # of short schemas and values, since clients' texts stay in memory
 def _shortest_value(schema: JsonSchema) -> str | None:
-    with contextlib.suppress(ValueError, RecursionError):  # whoever compiles it says so
+    with contextlib.suppress(ValueError, RecursionError):  # reported by the compiler
         lowered = lower_if_plain(schema)
         if lowered is not None and lowered.witness is not None and len(lowered.witness) <= MAX_OPTION_CHARS:
             return lowered.witness
@@ -128,7 +128,7 @@ def _described(text: str, num_tokens: int) -> str:
 
 
 def _bare(text: str) -> str:
-    """The JSON text with nothing in its strings, and numbers of one digit."""
+    """Returns the JSON text with empty strings and one-digit numbers."""
 
     def empty(value: Any) -> Any:
         match value:

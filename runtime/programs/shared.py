@@ -1,4 +1,4 @@
-"""A list that is forked in constant time and space: what was in it before is shared, and never copied.
+"""List with forks in constant time and space: earlier items are shared, and never copied.
 
 Pages of the cache are shared elsewhere, where requests are admitted (`Scheduler._awaits_prefix`, `PrefixCache.open`).
 """
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class _Segment(Generic[T]):
-    """Items that do not change any more, after those `before`; `stop` of them in all."""
+    """Items that no longer change, after those of `before`; `stop` in all."""
 
     __slots__ = ("before", "items", "start", "stop")
 
@@ -25,9 +25,9 @@ class _Segment(Generic[T]):
 
 
 class Shared(Generic[T]):
-    """A list that grows at its end, or is cut there. Forks share what they have in common: a chain of segments.
+    """List that grows, or is cut, at its end. Forks share their common items, as a chain of segments.
 
-    With `compact` the items are ints of 32 bits, and take four bytes each.
+    With `compact` the items are 32-bit ints of four bytes each.
     """
 
     __slots__ = ("_before", "_compact", "_own")
@@ -41,7 +41,7 @@ class Shared(Generic[T]):
         return cast(MutableSequence[T], array("i", cast(Iterable[int], items))) if self._compact else list(items)
 
     def fork(self) -> Shared[T]:
-        """Returns a sequence with the same items, which goes its own way from here on."""
+        """Returns a list with the same items that is independent from here on."""
         if self._own:
             self._before, self._own = _Segment(self._before, self._own), self._new(())
         other = Shared[T](compact=self._compact)
@@ -50,7 +50,7 @@ class Shared(Generic[T]):
 
     @property
     def num_shared(self) -> int:
-        """The first items, which other sequences may share."""
+        """Number of leading items that other lists may share."""
         return 0 if self._before is None else self._before.stop
 
     def append(self, item: T) -> None:
@@ -71,7 +71,7 @@ class Shared(Generic[T]):
         self._before, self._own = before, items
 
     def replace(self, start: int, stop: int, items: Iterable[T]) -> None:
-        """Puts `items` in the place of those between; what comes after is copied, and no longer shared."""
+        """Replaces items start .. stop (half open) by `items`; the following ones are copied and no longer shared."""
         after = self[stop:]
         self.cut(start)
         self.extend(items)
@@ -90,7 +90,7 @@ class Shared(Generic[T]):
     def __getitem__(self, place: slice) -> list[T]: ...
 
     def __getitem__(self, place: SupportsIndex | slice) -> T | list[T]:
-        """An item, or a copy of some in a row. It takes as long as what lies behind it is long."""
+        """Returns an item, or a copy of a range. The time grows with the number of items after it."""
         if isinstance(place, slice):
             start, stop, step = place.indices(len(self))
             assert step == 1
@@ -102,7 +102,7 @@ class Shared(Generic[T]):
         return self._between(index, index + 1)[0]
 
     def _between(self, start: int, stop: int) -> list[T]:
-        """Items start .. stop (half open)."""
+        """Returns the items start .. stop (half open)."""
         parts: list[MutableSequence[T]] = []
         first, items, before = self.num_shared, self._own, self._before
         while True:

@@ -1,4 +1,4 @@
-"""The state of a running program: its submissions, its branches and their values, and their queues."""
+"""State of a running program: its submissions, its branches with their values, and their queues."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Run:
 
     max_work    units of work that it may take
     num_tokens  memory of its instructions, counted as tokens
-    num_left    instructions that are still to be done
+    num_left    number of instructions left
     over        it has ended: nothing more is done for it
-    begun       a first token has come
+    begun       a first token has arrived
     told        failures of branches that have been sent to the listener
-    key         by which its sender identifies it; None: it has none
+    key         key by which its sender identifies it; None: it has none
     """
 
     program: Program
@@ -84,7 +84,7 @@ class Run:
         return self.work > self.max_work
 
     def spend(self, work: int) -> None:
-        """Counts work that is done for the submission.
+        """Counts work done for the submission.
 
         Raises:
             EngineError: the submission exceeds `max_work`.
@@ -95,10 +95,10 @@ class Run:
             raise EngineError(message, code="program_too_long", param="ops")
 
     def time_left(self, now: float, limit_s: float | None = None) -> float | None:
-        """Returns the seconds left for a call: the smaller of its own limit and the program's rest; None: no limit.
+        """Returns the seconds left for a call: its own limit or the rest of the program's, if less; None: no limit.
 
         Raises:
-            EngineError: the program's time is over.
+            EngineError: the program's deadline has passed.
         """
         whole = self.program.timeout_s
         left = None if whole is None else whole - (now - self.started)
@@ -107,7 +107,7 @@ class Run:
         return min((seconds for seconds in (left, limit_s) if seconds is not None), default=None)
 
     def must_end(self, now: float) -> bool:
-        """True once all time or work is spent, so that no branch can go on or restart."""
+        """True once all time or work is spent, so that no branch can continue or restart."""
         return self.exhausted or now >= self.deadline
 
     def tell(self, event: ProgramEvent) -> None:
@@ -129,14 +129,14 @@ class Run:
 
 @dataclass(eq=False, slots=True)
 class Barrier:
-    """Marks a Join in a child's queue; `passed` once everything before it is done, or never will be.
+    """Barrier of a Join in a child's queue; `passed` once everything before it is done, or never will be.
 
-    It records where the child stood then, since the child may go on while its joiner is busy.
+    It records the child's state at that point, since the child may continue while its joiner is busy.
 
     joiner      the branch of the Join
     failed      the child ended before it reached the barrier
     place       end of the child's content at the barrier
-    num_values  number of values that it had made by then
+    num_values  number of values that the child had made there
     """
 
     joiner: int = 0
@@ -152,7 +152,7 @@ class Barrier:
 
 
 Barriers = Mapping[tuple[int, int], Barrier]
-"""By the index of the Join, and the child."""
+"""Barriers by the index of the Join, and the child."""
 
 
 @dataclass(eq=False, slots=True)
@@ -160,8 +160,8 @@ class Step:
     """An instruction in a branch's queue, with its place in the submission that it came with.
 
     barriers    of a Join, and of the joins in the blocks of a When or Repeat whose children are older than the block
-    turns       number of turns of a Repeat that were done before this step
-    known       the index belongs to the submission in flight (False: to an earlier one), so it can be reported
+    turns       number of turns of a Repeat done before this step
+    known       the index belongs to the submission in flight (False: to an earlier one), so that it can be reported
     """
 
     run: Run
@@ -177,12 +177,12 @@ class Step:
 
 @dataclass(eq=False, slots=True)
 class Pending:
-    """Progress of an instruction that was tried and has to be tried again.
+    """Progress of an instruction that was tried and must be tried again.
 
-    lacks       values that it waits for; it is not tried again before each has come, or never will
+    lacks       values that it waits for; it is not tried again before each has arrived, or never will
     num_done    children that it has forked, or found at their join, or values that it has reported as skipped
     num_appended    children whose content a join has appended
-    matches     pattern matches under way or done, by (pattern, text)
+    matches     pattern matches in progress or done, by (pattern, text)
     found       results of searches, by (text, part)
     holds       outcome of its condition, once decided
     begun       state of a call that is begun in several slices
@@ -210,11 +210,11 @@ class Values(Mapping[str, str]):
 
     def __init__(self, given: Mapping[str, str] | None = None) -> None:
         self._given: Mapping[str, str] = {} if given is None else given
-        self._before = self._given  # never changed, but replaced when a fork takes in what has been made
+        self._before = self._given  # never changed, but replaced when a fork merges new values
         self._own: dict[str, str] = {}
         self._log: list[tuple[str, str]] = []
         self.made: Counter[str] = Counter()
-        """Number of values of each name that were made here, without those adopted at a join."""
+        """Number of values of each name made here, without those adopted at a join."""
 
     def keep(self, name: str, text: str) -> None:
         self._own[name] = text
@@ -226,13 +226,13 @@ class Values(Mapping[str, str]):
         return len(self._before) + len(self._own) if self._own else 0
 
     def fork(self) -> Values:
-        """Returns the values with which a branch that is forked here begins."""
+        """Returns the initial values of a branch that is forked here."""
         if self._own:
             self._before, self._own = {**self._before, **self._own}, {}
         return Values(self._before)
 
     def anew(self) -> Values:
-        """Returns the values that there were at the fork."""
+        """Returns the values at the fork."""
         return Values(self._given)
 
     @property
@@ -241,7 +241,7 @@ class Values(Mapping[str, str]):
         return len(self._log)
 
     def adopt(self, child: Values, num_made: int) -> None:
-        """Adds the values that `child` had when it had made `num_made`, under names that are not here yet."""
+        """Adds the values of `child` at `num_made`, under names that do not exist here yet."""
         given: Mapping[str, str] = {} if child._given is self._before else child._given
         for name, text in {**given, **dict(child._log[:num_made])}.items():
             if name not in self:
@@ -281,7 +281,7 @@ class Content(Protocol):
 
     @property
     def num_pieces(self) -> int:
-        """Number of entries that `adopt` goes through."""
+        """Number of entries that `adopt` visits."""
 
     @property
     def text(self) -> str: ...
@@ -290,30 +290,30 @@ class Content(Protocol):
         """Returns the content of a branch that is forked here."""
 
     def restart(self) -> None:
-        """Drops all that was appended since the fork."""
+        """Drops everything appended since the fork."""
 
     def place(self) -> Any:
         """Returns its current end, for `adopt`."""
 
     def adopt(self, child: Self, place: Any) -> None:
-        """Appends what `child` had appended between its fork and `place`."""
+        """Appends the content of `child` between its fork and `place`."""
 
     def untold(self) -> Self | None:
-        """Returns what was appended since the fork and not yet sent in the trace; None if there is nothing."""
+        """Returns the content since the fork that has not been sent in the trace; None if there is none."""
 
 
 @dataclass(eq=False, slots=True)
 class Origin:
-    """Fork of a branch, and all that is needed to restart the branch.
+    """Fork of a branch, with everything needed to restart the branch.
 
     parent      the branch that forks it
     scope       the block that it belongs to, outside of which no instruction may name it; or NEVER, or NOT_YET
     isolated, retries   see Fork
-    attempts    numbers of restarts of the branches that it descends from, its own last
-    turns       `Branch.turns` of it and of the branches forked from it, by branch, at the fork
-    num_loops   number of loops that it was in at the fork
-    given       all that was put into its queue, kept if it may have to restart
-    shared      tokens that are counted as its own, but stored with its parent
+    attempts    numbers of restarts of its ancestors, and its own at the end
+    turns       `Branch.turns` of it and of its descendants, by branch, at the fork
+    num_loops   number of loops around it at the fork
+    given       all entries of its queue, kept if it may have to restart
+    shared      tokens that count as its own, but are stored with its parent
     apart       true once it has copied these, to change them
     """
 
@@ -335,10 +335,10 @@ class Branch:
 
     pending     progress of the next instruction, if it was tried
     running     ids of the requests and other calls that it waits for
-    turns       number of values of each name that it has made, also before a loop forked it again
-    inside      the loops that it is in, outermost first
+    turns       number of values of each name that it has made, including those before a loop forked it again
+    inside      the loops around it, outermost first
     looping     for each name, the unfinished loops that make values of it, so that its final value is still to come
-    num_ops     instructions done
+    num_ops     number of instructions done
     children    the branches that it forks
     failure     the error that ended it early
     counted     tokens of it that count towards the program's limit
@@ -362,7 +362,7 @@ class Branch:
 
     @property
     def settled(self) -> bool:
-        """True if it has done all instructions that it was given so far, or has ended early."""
+        """True if all its instructions so far are done, or it has ended early."""
         return self.failure is not None or (self.started and not self.queue and not self.running)
 
     @property
@@ -384,7 +384,7 @@ class Branch:
         self.turns[name] += 1
 
     def start_from(self, parent: Branch) -> None:
-        """Starts at the parent's end, with its tokens, whose pages the cache finds (`Interpreter._fork`)."""
+        """Starts at the parent's end with its tokens, whose pages the cache finds (`Interpreter._fork`)."""
         self.started = True
         self.content, self.values = parent.content.fork(), parent.values.fork()
         self.pending = None
@@ -394,7 +394,7 @@ class Branch:
         origin.attempts = (*parent.origin.attempts, before[-1] if before else 0)
 
     def start_anew(self) -> None:
-        """Restarts where it was forked."""
+        """Restarts the branch at its fork."""
         self.content.restart()
         self.values, self.pending = self.values.anew(), None
         *before, last = self.origin.attempts
@@ -402,7 +402,7 @@ class Branch:
         self.origin.attempts = (*before, last + 1)
 
     def adopt(self, child: Branch, barrier: Barrier) -> None:
-        """Appends what `child` had appended between its fork and `barrier`, and adds its values."""
+        """Appends the content of `child` between its fork and `barrier`, and adds its values."""
         self.content.adopt(child.content, barrier.place)
         self.values.adopt(child.values, barrier.num_values)
 
@@ -414,10 +414,10 @@ class Branch:
 class Walk:
     """Progress of the interpreter through a program's branches.
 
-    attempts    the walk under way, which yields after each attempt at an instruction
+    attempts    the walk in progress, which yields after each attempt at an instruction
     active      an attempt is being made
     posted      the walk is scheduled to continue
-    stirred     something has changed that may let a branch go on
+    stirred     something has changed that may let a branch continue
     certain     all instructions have been tried from their beginning since the last change
     held        a submission is being put into the queues: no branch is tried until all of it is there
     num_looked  branches and values that were examined and not yet counted as work
@@ -436,11 +436,11 @@ class Walk:
 class State:
     """A program's state during and between submissions.
 
-    born        time at which the program began
+    born        time of the program's start
     blank       content of a branch that has not started
     in_flight   submissions whose end has not been sent
     used        time at which a submission last began or ended
-    kept        it outlives the submissions in flight
+    kept        the state outlives the submissions in flight
     account     its tokens in the memory of all programs
     untold      contents of restarted branches that have not been sent in the trace
     """
@@ -471,7 +471,7 @@ class State:
         return [run for run in self.in_flight if not run.over]
 
     def spend(self, run: Run, work: int) -> None:
-        """Counts work that is done for `run`, and for the program's slice of time.
+        """Counts work done for `run`, also towards the program's slice of time.
 
         Raises:
             EngineError: the submission exceeds its limit.
@@ -480,9 +480,9 @@ class State:
         run.spend(work)
 
     def release(self) -> None:
-        """Lets go of what the branches of a program that is over were about to do.
+        """Drops the pending work of an ended program's branches.
 
-        That refers to the program: left to the garbage collector, it stops the steps of all for tenths of a second.
+        It refers to the program: left to the garbage collector, such cycles stop all steps for tenths of a second.
         """
         self.walk.attempts = None
         for branch in self.branches.values():
@@ -494,13 +494,13 @@ class State:
         return f"{self.id}/{number}"
 
     def new_call(self, kind: CallKind) -> CallId:
-        """Returns an id for a call of the program that is no request."""
+        """Returns an id for a call of the program other than a request."""
         return CallId(kind, self.new_id())
 
     def add_tokens(self, count: int, branch: Branch, *, shared: bool = False) -> None:
         """Counts tokens added to a branch; an instruction of a few bytes can add very many.
 
-        They are taken off with the branch. Those that are `shared` with another branch take no memory.
+        They are removed with the branch. Tokens `shared` with another branch take no memory.
 
         Raises:
             RequestError: the program exceeds its limit.
@@ -539,7 +539,7 @@ class State:
         branch.origin.shared = 0
 
     def forget(self, branch: Branch) -> None:
-        """Takes off the tokens of a branch that is about to be reset. Those not yet sent in the trace stay counted."""
+        """Uncounts the tokens of a branch that is about to be reset. Those not yet sent in the trace stay counted."""
         self.count(branch.origin.shared - branch.counted)
         self.num_tokens -= branch.origin.shared
         branch.counted = branch.origin.shared = 0
@@ -575,7 +575,7 @@ class Outcome(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Frame:
-    """An instruction that is being executed, with its branch and program. `outcome` is told its end if it waits."""
+    """An instruction being executed, with its branch and program. If it waits, its end is reported to `outcome`."""
 
     state: State
     branch: Branch
@@ -604,7 +604,7 @@ class Frame:
         return self.branch.pending_of(self.step)
 
     def go_on(self) -> None:
-        """Resumes the program, since what the instruction has waited for is there."""
+        """Resumes the program, since the instruction no longer has to wait."""
         self.outcome.walk(self.state)
 
     def ended(self) -> None:
@@ -622,10 +622,10 @@ class Frame:
         self.failed(ErrorInfo(code="internal_error", message="the instruction failed"))
 
 
-# What is still to do
+# Pending instructions
 
 NEVER, NOT_YET = -2, -1
-"""Scopes of branches that a block forks: the block was passed over, or has not been decided on yet."""
+"""Scopes of branches forked in a block that was passed over, or has not been decided on yet."""
 
 
 def enqueue(state: State, run: Run, items: Iterable[Item]) -> None:
@@ -669,7 +669,7 @@ def give(branch: Branch, entry: Step | Barrier) -> None:
 
 
 def reset(state: State, branch: Branch) -> None:
-    """Resets a branch to before it was forked, and forgets what was put into its queue."""
+    """Resets a branch to before its fork, and empties its queue."""
     branch.started = False
     branch.content, branch.values = state.blank, Values()
     branch.pending = None

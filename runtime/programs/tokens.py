@@ -1,4 +1,4 @@
-"""Content of branches on the engine: the token ids that the model really ran and their origins, and texts to encode."""
+"""Content of branches on the engine: the token ids that the model ran, their origins, and texts to encode."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .shared import Shared
 from .state import Branch, CallId, Frame
 
 CHARS_OF_TOKEN = 8
-"""A branch whose text has more characters a token counts as one that has more tokens: its text is copied, too."""
+"""Characters per token above which a branch counts as having more tokens, since its text is copied too."""
 
 MAX_CHARS = 1 << 20
-"""Characters of all texts that are kept: some 2 MiB, with their tokens."""
+"""Most characters of all cached texts: about 2 MiB with their tokens."""
 
 ENTRY_CHARS = 64
-"""Room that a kept text takes besides its characters, in characters."""
+"""Overhead of a cached text, in characters."""
 
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ Lengths = tuple[int, int, int]
 
 
 class Snapshot(NamedTuple):
-    """Lengths of a branch at some point."""
+    """Lengths of a branch at one point."""
 
     num_tokens: int = 0
     num_texts: int = 0
@@ -50,7 +50,7 @@ class Snapshot(NamedTuple):
     inserted: Lengths = (0, 0, 0)
 
     def shifted(self, inserted: Lengths) -> Snapshot:
-        """Returns the same point after more has been put in before it: `inserted` in all."""
+        """Returns the same point after an insertion of `inserted` in all before it."""
         tokens, texts, chars = (now - before for now, before in zip(inserted, self.inserted, strict=True))
         return self._replace(
             num_tokens=self.num_tokens + tokens,
@@ -65,7 +65,7 @@ START = Snapshot()
 
 @dataclass(eq=False, slots=True)
 class Appended:
-    """Tokens put in as text: where they came from is known once a request has covered them."""
+    """Tokens appended as text, whose origins are known once a request has covered them."""
 
     branch: int
     op: int
@@ -75,7 +75,7 @@ class Appended:
     origins: tuple[int, ...] | None = None
 
     def resolve(self, start: int, num_cached: int) -> None:
-        """Sets the origins, by a request that has covered these tokens, the first of which is at position `start`."""
+        """Sets the origins by a request that has covered these tokens, the first of which is at position `start`."""
         stop = start + len(self.tokens)
         self.origins = tuple(CACHED if position < num_cached else PREFILLED for position in range(start, stop))
 
@@ -86,16 +86,17 @@ def _no_tokens() -> Shared[int]:
 
 @dataclass(eq=False, slots=True)
 class TokenContent:
-    """Tokens, texts and messages of a branch. What it had when it was forked, it shares with its parent.
+    """Tokens, texts and messages of a branch. It shares what it had at its fork with its parent.
 
-    roles       of the messages so far, the open one included; `turn`: of the first of them what the template writes
-    suffix      what closes the open message; None if none is open
-    appended    tokens put in as text that no request has covered yet, and the position of the first of them; shared
+    roles       roles of the messages so far, the open one included; `turn`: the template's pieces for the first ones
+    suffix      text that closes the open message; None if none is open
+    appended    tokens appended as text that no request has covered yet, and the position of the first of them; shared
                 with the branches forked from here
-    forked      how far it was when it was forked
-    num_chars   in all texts
-    edges       of each message, where it begins, its content does, that ends, and it does: numbers of tokens and texts
-    offered     the tools that the model has been shown; `inserted`: what this has added
+    forked      lengths at the fork
+    num_chars   characters of all texts
+    edges       for each message, the numbers of tokens and texts at its beginning, its content's beginning and end, and
+                its end
+    offered     tools that have been shown to the model; `inserted`: lengths that this has added
     """
 
     tokens: Shared[int] = field(default_factory=_no_tokens)
@@ -131,7 +132,7 @@ class TokenContent:
         self.num_chars += len(text)
 
     def append_generated(self, tokens: list[int], text: str, num_taken_back: int) -> None:
-        """Appends what a call has generated, in the place of the last `num_taken_back` tokens, which it begins with."""
+        """Appends the result of a call in place of the last `num_taken_back` tokens, whose text it begins with."""
         self.tokens.cut(len(self.tokens) - num_taken_back)
         self.tokens.extend(tokens)
         self.append_text(text)
@@ -193,13 +194,13 @@ class TokenContent:
 
     @property
     def edge(self) -> tuple[int, int]:
-        """Numbers of tokens and texts so far."""
+        """Current numbers of tokens and texts."""
         return len(self.tokens), len(self.texts)
 
     def replace(
         self, start: tuple[int, int], stop: tuple[int, int], tokens: list[int], text: str, told: Appended
     ) -> None:
-        """Puts other tokens in the place of those between two edges. What the branch has appended since its fork stays.
+        """Replaces the tokens between two edges. What the branch has appended since its fork is kept.
 
         Raises:
             RequestError: the fork lies between the edges, and what follows it there would change.
@@ -227,14 +228,14 @@ class TokenContent:
 
     @property
     def num_own_text_tokens(self) -> int:
-        """Number of the last tokens that were put in as text since the fork."""
+        """Number of trailing tokens appended as text since the fork."""
         start, piece = self.appended[-1] if self.appended else (0, None)
         if piece is None or piece.kind != "text" or start + len(piece.tokens) != len(self.tokens):
             return 0
         return min(len(piece.tokens), len(self.tokens) - self.forked.num_tokens)
 
     def shorten_own_text(self, num_tokens: int) -> None:
-        """Has the last tokens, put in as text, written anew, so that they count as generated."""
+        """Takes trailing tokens off the record of appended text: they are generated again, and count as generated."""
         if num_tokens:
             _, piece = self.appended[-1]
             del piece.tokens[len(piece.tokens) - num_tokens :]
@@ -247,7 +248,7 @@ def content_of(branch: Branch) -> TokenContent:
 
 
 def append_text(branch: Branch, text: str, tokenizer: Tokenizer, *, template: bool = False, role: str = "") -> None:
-    """Appends `text`; only a template's may hold control tokens."""
+    """Appends `text`, in which control tokens count only if it comes from a template."""
     if text:
         append_tokens(branch, text, tokenizer.encode(text, special=template), tokenizer, template=template, role=role)
 
@@ -255,7 +256,7 @@ def append_text(branch: Branch, text: str, tokenizer: Tokenizer, *, template: bo
 def append_tokens(
     branch: Branch, text: str, tokens: list[int], tokenizer: Tokenizer, *, template: bool = False, role: str = ""
 ) -> None:
-    """Appends a text whose tokens are known."""
+    """Appends a text with known tokens."""
     content = content_of(branch)
     if not content.tokens and not template and tokenizer.adds_bos and tokenizer.bos_id is not None:
         tokens = [tokenizer.bos_id, *tokens]
@@ -267,7 +268,7 @@ def append_tokens(
 
 
 def append_later(frame: Frame, append: Callable[[], None], check_length: Callable[[Branch], None]) -> None:
-    """Has something appended after the instruction was tried, and counts it. Raises BoughError: it does not fit."""
+    """Appends by `append` after the instruction was tried, and counts the tokens. Raises BoughError: too long."""
     num_tokens = frame.branch.content.length
     append()
     frame.state.add_tokens(frame.branch.content.length - num_tokens, frame.branch)
@@ -275,8 +276,8 @@ def append_later(frame: Frame, append: Callable[[], None], check_length: Callabl
 
 
 def next_turn(content: TokenContent, role: str, chat: ChatTemplate) -> tuple[Turn, str] | None:
-    """Returns what the template has to be asked for before a message of `role` can be opened: a message, as the turn
-    before it and its role. None: nothing more.
+    """Returns the message that the template must still render before one of `role` can be opened, as the turn before it
+    and its role; None if there is none.
 
     Raises:
         RequestError: a message is open.
@@ -325,10 +326,10 @@ def close_message(branch: Branch, tokenizer: Tokenizer) -> None:
 
 
 def keep_text(tokens: list[int], text: str, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> list[int]:
-    """Returns tokens whose text is `text`, given that `text` is a leading part of what `tokens` say.
+    """Returns tokens whose text is `text`, which must be a prefix of the text of `tokens`.
 
-    A stop string may end within a token: the whole tokens before it are kept as the model ran them, the rest of the
-    text is encoded anew.
+    A stop string may begin within a token: the whole tokens before it are kept as the model ran them, and the rest of
+    the text is encoded anew.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     kept, kept_length, length = 0, 0, 0
@@ -337,7 +338,7 @@ def keep_text(tokens: list[int], text: str, tokenizer: Tokenizer, *, skip_specia
         if not text.startswith(said, length):
             break
         length += len(said)
-        if not decoder.getstate()[0]:  # no character is cut in two here
+        if not decoder.getstate()[0]:  # not inside a character
             kept, kept_length = count, length
     rest = text[kept_length:]
     return tokens[:kept] + (tokenizer.encode(rest) if rest else [])
@@ -354,10 +355,9 @@ def texts_of(tokenizer: Tokenizer, entries: Iterable[TokenLogprob]) -> dict[int,
 
 
 class KnownTexts:
-    """Tokens of the texts that were said last, such as the instructions before each question. Lives in the engine's
-    thread.
+    """Cache of the tokens of recent texts, such as the instructions before each question. Used on the engine's thread.
 
-    A text is known to its own namespace alone: nobody can tell by the time it takes what others have said.
+    Entries are visible only in their namespace, so that no timing reveals the texts of others.
     """
 
     def __init__(self, max_chars: int = MAX_CHARS) -> None:
@@ -366,7 +366,7 @@ class KnownTexts:
         self._tokens: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
 
     def find(self, namespace: str, text: str) -> list[int] | None:
-        """Returns a copy of the text's tokens; None if they are not known."""
+        """Returns a copy of the text's tokens; None if they are not cached."""
         tokens = self._tokens.get((namespace, text))
         if tokens is None:
             return None
@@ -374,7 +374,7 @@ class KnownTexts:
         return tokens.tolist()
 
     def keep(self, namespace: str, text: str, tokens: Sequence[int]) -> None:
-        """Keeps the tokens of a text, in place of what was said longest ago."""
+        """Caches the tokens of a text, in place of the least recently used ones."""
         if (namespace, text) in self._tokens or _size(text) > self._max_chars:
             return
         self._tokens[namespace, text] = array("i", tokens)
@@ -390,7 +390,7 @@ def _size(text: str) -> int:
 
 @dataclass(eq=False, slots=True)
 class _Writing:
-    """A text that is written and encoded, or waits for it. `num_held`: the tokens that count for it meanwhile."""
+    """A text that is being written and encoded, or waits for it. `num_held`: tokens counted for it meanwhile."""
 
     id: CallId
     frame: Frame
@@ -405,9 +405,9 @@ class _Writing:
 
 
 class Encodings:
-    """Encodes long texts beside the engine. Lives in its thread.
+    """Encodes long texts on another thread. Used on the engine's thread.
 
-    One text is encoded at a time. Tenants take turns, and the programs of each.
+    One text is encoded at a time. Tenants take turns, and so do the programs of each.
     """
 
     def __init__(self, tokenizer: Tokenizer, post: Callable[[Callable[[], None]], None]) -> None:
@@ -415,24 +415,24 @@ class Encodings:
         self._post = post
         self._pool: ThreadPoolExecutor | None = None
         self._under_way: dict[CallId, _Writing] = {}
-        self._waiting: dict[str, OrderedDict[CallId, _Writing]] = {}  # of each program, by the id of its state
+        self._waiting: dict[str, OrderedDict[CallId, _Writing]] = {}  # by the id of the program's state
         self._programs: FairQueue[str] = FairQueue()  # the keys of `_waiting`
         self._busy = False
 
     def begin(self, frame: Frame, text: str, take: Callable[[list[int]], None]) -> None:
-        """Has a text of an instruction encoded. `take` gets its tokens, on the engine's thread, and sees to what comes
-        next; if it fails, so does the instruction.
+        """Starts to encode a text of an instruction. `take` gets its tokens, on the engine's thread, and continues the
+        instruction; if it fails, so does the instruction.
 
         Raises:
-            OverloadedError: there is no room for it.
+            OverloadedError: there is no room for the text.
         """
         self.begin_writing(frame, len(text), partial(self._tokenizer.encode, text), take)
 
     def begin_writing(self, frame: Frame, num_chars: int, write: Callable[[], T], take: Callable[[T], None]) -> None:
-        """Has a text of an instruction written and encoded by `write`, from what does not change meanwhile.
+        """Starts to write and encode a text of an instruction by `write`, whose inputs must not change meanwhile.
 
         Raises:
-            OverloadedError: there is no room for it.
+            OverloadedError: there is no room for the text.
         """
         state, num_held = frame.state, 1 + num_chars // WAITING_CHARS_PER_TOKEN
         state.account.take(num_held)
@@ -446,7 +446,7 @@ class Encodings:
         self._start_next()
 
     def stop(self, call_id: CallId) -> None:
-        """Leaves a text to itself; one that waits is not encoded."""
+        """Abandons a text; one that waits is not encoded."""
         writing = self._leave(call_id)
         if writing is None:
             return
@@ -457,7 +457,7 @@ class Encodings:
             self._programs.remove(writing.tenant, state_id)
 
     def close(self) -> None:
-        """Waits for none of them."""
+        """Closes without waiting for texts in progress."""
         self._under_way.clear()
         self._waiting.clear()
         self._programs = FairQueue()
@@ -465,7 +465,7 @@ class Encodings:
             self._pool.shutdown(wait=False)
 
     def _leave(self, call_id: CallId) -> _Writing | None:
-        """Forgets a text; None if it is known no more."""
+        """Removes and returns a text; None if it is not known."""
         writing = self._under_way.pop(call_id, None)
         if writing is not None:
             writing.frame.state.account.add(-writing.num_held)
@@ -492,7 +492,7 @@ class Encodings:
 
         try:
             future = self._pool.submit(writing.write)
-        except RuntimeError as error:  # no thread can be started: the next one may
+        except RuntimeError as error:  # no thread can be started now: the next text may start one
             self._pool, future = None, Future()
             future.set_exception(OverloadedError(f"a text cannot be encoded now: {error}"))
         future.add_done_callback(done)
@@ -501,10 +501,10 @@ class Encodings:
         self._busy = False
         self._programs.end(tenant, writing.num_chars)
         self._start_next()
-        if self._leave(writing.id) is None:  # nobody waits for it any more
+        if self._leave(writing.id) is None:  # it has been abandoned
             return
         writing.frame.branch.running.discard(writing.id)
         try:
             writing.take(future.result())
-        except Exception as error:  # noqa: BLE001  the instruction ends with it
+        except Exception as error:  # noqa: BLE001  the instruction fails with it
             writing.frame.fail(error)

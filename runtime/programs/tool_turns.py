@@ -1,4 +1,4 @@
-"""Turns of a model that has tools, on the engine: the tools are shown to it, and what its calls have brought."""
+"""Turns of a model with tools on the engine: shows the tools, and the results of their calls, to the model."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ Pieces = list[str | int]
 
 
 def form_of(tokenizer: Tokenizer) -> CallForm:
-    """Returns the form in which the model writes calls: its own, or the one that it is told."""
+    """Returns the form in which the model writes calls: its own, or one described to it."""
     return own_form(tokenizer.chat.source) or PLAIN
 
 
 def offered(op: Gen, offer: Offer, tools: Mapping[str, ToolCall], tokenizer: Tokenizer) -> Gen:
-    """Returns a generation as it is asked for once its tools are shown."""
+    """Returns the generation to request once its tools are shown."""
     form = form_of(tokenizer)
     grammar: GrammarSpec = constrain_turn(form, tools, offer, op.grammar)
     sampling = op.sampling
     marks = tokenizer.chat.split(form.trigger + form.after)
-    if any(isinstance(mark, int) for mark in marks):  # texts leave out control tokens otherwise
+    if any(isinstance(mark, int) for mark in marks):  # otherwise texts would omit control tokens
         sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
     return msgspec.structs.replace(op, sampling=sampling, grammar=grammar)
 
@@ -48,7 +48,7 @@ Function = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Placed:
-    """Text that shows tools, with its tokens, in the place of what is between two of a branch's edges.
+    """Text that shows tools, with its tokens, as a replacement between two edges of a branch.
 
     start   index of an edge; None: the branch's beginning
     was     the text that must be there; None: any
@@ -62,10 +62,10 @@ class Placed:
 
 
 def unshown(offer: Offer, branch: Branch, tools: Mapping[str, ToolCall]) -> list[Function]:
-    """Returns the functions that a branch is to be shown before a generation may call them; none if it has been.
+    """Returns the functions to show to a branch before a generation may call them; none if they have been shown.
 
     Raises:
-        RequestError: it does not stand in an assistant message, or its tools have changed.
+        RequestError: the branch is not in an assistant message, or its tools have changed.
     """
     content = content_of(branch)
     if content.suffix is None or content.roles[-1] != "assistant":
@@ -89,11 +89,11 @@ def opening_of(branch: Branch) -> str:
 def write_tools(
     before: tuple[str, ...], opening: str, functions: Sequence[Function], tokenizer: Tokenizer
 ) -> list[Placed]:
-    """Returns how to show functions in a chat with this `opening` whose messages, `before` the open one, have these
-    roles: where the chat template shows tools, or else in the system message.
+    """Returns the texts that show functions in a chat with this `opening`, whose messages `before` the open one have
+    these roles: at the template's place for tools, or else in the system message.
 
     Raises:
-        RequestError: the template refuses the order of roles, or leaves no place for them.
+        RequestError: the template refuses the order of roles, or leaves no place for the functions.
     """
     if own_form(tokenizer.chat.source) is not None:
         return _by_template(before, functions, tokenizer)
@@ -136,8 +136,8 @@ def _by_template(before: tuple[str, ...], functions: Sequence[Function], tokeniz
 
 
 def _in_words(before: tuple[str, ...], opening: str, text: str, tokenizer: Tokenizer) -> list[Placed]:
-    """Puts a description of the tools at the end of the system message; into one of its own, if there is none; or, for
-    templates that know no system messages and chats that begin in another way, before what the user says first."""
+    """Puts a description of the tools at the end of the system message, or into a new one if there is none; for
+    templates without system messages, and chats that begin differently, before the user's first text."""
     chat = tokenizer.chat
     if before[:1] == ("system",):
         return [_place(2, 2, ["\n\n" + text], tokenizer)]
@@ -157,8 +157,8 @@ def _place(start: int | None, stop: int, pieces: Pieces, tokenizer: Tokenizer, *
 def write_results(
     roles: Sequence[str], suffix: str | None, calls: Sequence[MadeCall], tokenizer: Tokenizer
 ) -> tuple[str, list[int]]:
-    """Returns the text, and its tokens, with which calls end, their results are shown as messages, and the next answer
-    begins. Templates without such messages have the results in a message of the user.
+    """Returns the text, with its tokens, that ends calls, shows their results as messages, and begins the next answer.
+    For templates without such messages, the results are put into a message of the user.
 
     roles, suffix   of the messages so far, the last of them the assistant's
 

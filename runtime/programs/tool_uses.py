@@ -1,5 +1,4 @@
-"""Calls of tools beside an engine: they run on threads of their own, and their ends are heard on the engine's, where
-what they return is appended."""
+"""Tool calls of programs on an engine: they run on other threads, and their results are appended on the engine's."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ from .tool_turns import form_of, write_results
 
 @dataclass(eq=False, slots=True)
 class _RunningTool:
-    """A call under way. `num_held`: the tokens that count for its arguments meanwhile."""
+    """A call in progress. `num_held`: tokens counted for its arguments meanwhile."""
 
     frame: Frame
     returned: Returned
@@ -43,10 +42,10 @@ class _RunningTool:
 
 
 class ToolUses:
-    """Makes the tool calls of one engine. Lives in its thread, on which it is heard what they bring.
+    """Runs the tool calls of one engine. Used on the engine's thread, where results arrive.
 
-    under_way   by id
-    _look_at    no call is over before then
+    under_way   calls in progress, by id
+    _look_at    time before which no call expires
     """
 
     def __init__(self, runner: ToolRunner, post: Post, clock: Callable[[], float]) -> None:
@@ -59,7 +58,7 @@ class ToolUses:
     def begin(
         self, frame: Frame, tool: ToolCall, arguments: dict[str, Any], timeout_s: float | None, returned: Returned
     ) -> None:
-        """Begins a call, whose arguments count as held until it ends. Raises BoughError: nothing was begun."""
+        """Starts a call; its arguments count as held memory until it ends. Raises BoughError: nothing was started."""
         now = self._clock()
         limit_s = frame.run.time_left(now, min(timeout_s or math.inf, tool.timeout_s or DEFAULT_TIMEOUT_S))
         assert limit_s is not None
@@ -81,7 +80,7 @@ class ToolUses:
         frame.branch.running.add(call_id)
 
     def stop(self, call_id: CallId) -> bool:
-        """Leaves a call to itself; False if it is none of these."""
+        """Abandons a call; returns False if it is not one of these."""
         flight = self._leave(call_id)
         if flight is None:
             return False
@@ -95,7 +94,7 @@ class ToolUses:
         return flight
 
     def expire(self) -> None:
-        """Fails the calls whose time is over."""
+        """Fails the calls whose time limit has passed."""
         now = self._clock()
         if now < self._look_at:
             return
@@ -106,12 +105,12 @@ class ToolUses:
         self._look_at = min((flight.end for flight in self.under_way.values()), default=math.inf)
 
     def sleep_s(self) -> float | None:
-        """Seconds until `expire` has to look, at the latest when the first of them is over; None: there is none."""
+        """Returns the seconds until `expire` must be called, at most until the first call expires; None: no call."""
         return max(self._look_at - self._clock(), 0.0) if self.under_way else None
 
     def _take(self, call_id: CallId, outcome: str | ErrorInfo) -> None:
         flight = self._leave(call_id)
-        if flight is None:  # nobody waits for it any more
+        if flight is None:  # it has been abandoned
             return
         self._tell(flight, call_id, outcome)
 
@@ -119,12 +118,12 @@ class ToolUses:
         flight.frame.branch.running.discard(call_id)
         try:
             flight.returned(outcome)
-        except Exception as error:  # noqa: BLE001  the instruction ends with it
+        except Exception as error:  # noqa: BLE001  the instruction fails with it
             flight.frame.fail(error)
 
 
 def _late(flight: _RunningTool, now: float) -> ErrorInfo:
-    """Returns the error of a call whose time is over, or its program's."""
+    """Returns the error of a call after its own time limit or its program's."""
     name = flight.ticket.tool.name
     try:
         flight.frame.run.time_left(now)
@@ -140,9 +139,9 @@ Written = tuple[str, list[int]]
 
 
 class ToolInstructions:
-    """Carries out the instructions that call tools, by `uses`, and appends what these return to the branch.
+    """Executes the instructions that call tools, by `uses`, and appends the results to the branch.
 
-    machine     whose instructions these are: it knows how much fits behind a branch
+    machine     machine of the instructions, which knows how much text a branch may still take
     """
 
     def __init__(
@@ -160,7 +159,7 @@ class ToolInstructions:
         self._tokenizer = tokenizer
 
     def use(self, frame: Frame, arguments: dict[str, str]) -> None:
-        """Begins a Use."""
+        """Starts a Use."""
         op, started = frame.op, self._clock()
         assert isinstance(op, Use)
 
@@ -181,14 +180,14 @@ class ToolInstructions:
         self._uses.begin(frame, tool, read_arguments(tool, arguments), op.timeout_s, returned)
 
     def call_tools(self, frame: Frame) -> None:
-        """Begins a CallTools."""
+        """Starts a CallTools."""
         op, started = frame.op, self._clock()
         assert isinstance(op, CallTools)
         calls = self._read_calls(frame, op)
 
         def begin(tool: ToolCall, arguments: dict[str, Any], returned: Returned) -> None:
             def counted(outcome: str | ErrorInfo) -> None:
-                if isinstance(outcome, str):  # it waits for those of the other calls
+                if isinstance(outcome, str):  # it waits for the outcomes of the other calls
                     frame.state.add_tokens(len(outcome) // WAITING_CHARS_PER_TOKEN, frame.branch)
                 returned(outcome)
 
@@ -211,7 +210,7 @@ class ToolInstructions:
         begin_turn(frame, calls, begin, end)
 
     def _read_calls(self, frame: Frame, op: CallTools) -> list[WrittenCall]:
-        """Reads the calls that the model has written. Raises PausedError: called again, it goes on."""
+        """Reads the calls that the model has written. Raises PausedError: it continues when called again."""
         pending, text = frame.pending, frame.branch.values.get(op.of, "")
         if pending.begun is None:
             pending.begun = CallsReading(form_of(self._tokenizer), text, op.tools)
@@ -223,7 +222,7 @@ class ToolInstructions:
             frame.pause()
 
     def _tell(self, frame: Frame, name: str, text: str, tools: Sequence[str], started: float) -> None:
-        """Keeps a value that tools have brought, and tells of it, and of their times."""
+        """Keeps and reports a value that tools have produced, with their times."""
         frame.state.add_tokens(len(text), frame.branch)
         frame.state.add_values(1, frame.branch)
         tell_returned(frame, name, text, tools, started, self._clock())
@@ -234,11 +233,11 @@ class ToolInstructions:
     def _append_returned(
         self, frame: Frame, num_chars: int, write: Callable[[], Written], tell: Callable[[], None], **how: Any
     ) -> None:
-        """Appends what tools have returned, `num_chars` of it, as `write` writes it, then calls `tell`. What is long is
-        written beside the engine.
+        """Appends results of tools, of `num_chars`, as formatted by `write`, then calls `tell`. Long ones are formatted
+        on another thread.
 
         Raises:
-            EngineError: there is no room for it behind the branch.
+            EngineError: the branch has no room for them.
         """
         op, room = frame.op, self._machine.room(frame.branch)
         assert isinstance(op, Use | CallTools)

@@ -1,4 +1,4 @@
-"""Reads a submission before anything of it is done: checks that it is well-formed, and what each block needs."""
+"""Validation of submissions before execution: checks that they are well-formed, and collects each block's needs."""
 
 from __future__ import annotations
 
@@ -47,32 +47,32 @@ MAX_PATTERNS = 64
 MAX_STOP_PATTERNS = 16
 MAX_CHOICES = 1024
 MAX_CHOICE_CHARS = 1 << 17
-"""Characters of all choices of a select."""
+"""Most characters of all choices of a select."""
 
 MAX_OFFERED = 128
 MAX_PARTS = 16_384
-"""Parts of one instruction's text, arguments or condition. They are put together in one go."""
+"""Most parts of one instruction's text, arguments or condition, which are joined in one go."""
 
 MAX_ENTRIES = 8192
-"""Instructions of a block, with the branches that are joined in it: they are put into queues in one go."""
+"""Most instructions of a block, with the branches that are joined in it, which are queued in one go."""
 
 MAX_VALUES = 16_384
-"""Values that are made in a block, at any depth."""
+"""Most values made in a block, at any depth."""
 
 OPS_PER_LOOK = 64
-"""Instructions that are read, or put into queues, between two looks at the time."""
+"""Instructions that are read or queued between two checks of the time."""
 
 BranchId = int
 Place = tuple[int, int]
-"""The index of a Join, and a child of it."""
+"""Index of a Join, and one of its children."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Item:
     """An instruction with its index in recorded order, and its blocks: those of a When, or the one of a Repeat.
 
-    `outer` are the joins in its blocks whose children are older than the block; `work` is what it takes to go through
-    its parts or its condition once.
+    `outer` are the joins in its blocks whose children are older than the block; `work` is that of going through its
+    parts or its condition once.
     """
 
     index: int
@@ -86,9 +86,9 @@ class Item:
 class Block:
     """Instructions that are entered together.
 
-    forks       what is forked in it at any depth: children, with who forks them and how
-    values      the values that instructions in it make, at any depth
-    work        what it takes to put it into queues, or to pass over it
+    forks       forks in it at any depth: children, with their parents and options
+    values      values that instructions in it make, at any depth
+    work        work of queueing it, or of passing over it
     """
 
     items: tuple[Item, ...]
@@ -99,7 +99,7 @@ class Block:
 
 @dataclass(eq=False)
 class _Scope:
-    """An open block, or the submission itself: its place, what is forked in it, and how far its branches have come."""
+    """An open block, or the submission itself: its place, its forks, and the progress of its branches."""
 
     depth: int
     branch: BranchId | None = None
@@ -113,9 +113,9 @@ class _Scope:
 
 
 class SubmissionReader:
-    """Reads one submission. `known` are the branches there are, by whether its instructions may be for them.
+    """Reads one submission. `known` maps the existing branches to True if its instructions may be for them.
 
-    `num_tokens` is what the submission takes in memory, about, in tokens.
+    `num_tokens` is the approximate memory of the submission, in tokens.
     """
 
     def __init__(self, known: Mapping[BranchId, bool], tools: Mapping[str, ToolCall], patterns: PatternCache) -> None:
@@ -128,21 +128,21 @@ class SubmissionReader:
         self._size = 0
         root = _Scope(depth=0)
         self._chain = [root]
-        # Of each branch the scope that it belongs to; None if that is closed.
+        # Scope of each branch; None if that is closed.
         self._scopes: dict[BranchId, _Scope | None] = {
             number: root if open_ else None for number, open_ in known.items()
         }
 
     @property
     def index(self) -> int:
-        """Index of the instruction that was looked at last."""
+        """Index of the instruction that was examined last."""
         return max(self._num_ops - 1, 0)
 
     def read(self, ops: tuple[Op, ...]) -> Block:
         """Reads the whole submission.
 
         Raises:
-            RequestError: an instruction is not well-formed, or a bound is passed.
+            RequestError: an instruction is not well-formed, or a limit is exceeded.
         """
         reading = self.reading(ops)
         while True:
@@ -153,7 +153,7 @@ class SubmissionReader:
                 return block
 
     def reading(self, ops: tuple[Op, ...]) -> Generator[None, None, Block]:
-        """Reads it as `read` does, in steps of a few milliseconds; after a pattern is compiled, in one of 20."""
+        """Reads the submission in steps of a few milliseconds, or of 20 ms where a pattern is compiled. See `read`."""
         if not 1 <= len(ops) <= MAX_OPS:
             raise _refused(f"a program must have 1 to {MAX_OPS} instructions, got {len(ops)}")
         block = yield from self._read(ops, self._chain[0])
@@ -213,7 +213,7 @@ class SubmissionReader:
         return Item(index, op, work=work)
 
     def _begin(self, op: Op, scope: _Scope) -> int:
-        """Counts an instruction, and returns its index."""
+        """Counts an instruction and returns its index."""
         index = self._count()
         self.num_tokens += OP_TOKENS
         self._check_branch(op.branch, index, scope)
@@ -237,7 +237,7 @@ class SubmissionReader:
                 raise _refused(f"a program may have {MAX_STOP_PATTERNS} different stop_regex at most")
 
     def _add_size(self, count: int, what: str) -> None:
-        """Counts entries that an instruction can hold any number of."""
+        """Counts entries of an instruction against the limit."""
         self._size += count
         self._take(count)
         if self._num_ops + self._size > MAX_OPS:
@@ -305,7 +305,7 @@ class SubmissionReader:
         return Item(index, op, tuple(blocks), tuple(outer), work)
 
     def _check_condition(self, condition: Condition, index: int) -> Generator[None, None, int]:
-        """Returns the work of deciding it, but for the values that it asks for."""
+        """Checks a condition; returns the work of deciding it, without that of the values it reads."""
         num_parts = num_chars = 0
         for node in nodes(condition):
             self._add_size(1, "conditions")
@@ -329,7 +329,7 @@ class SubmissionReader:
         return _work_of(num_parts, num_chars)
 
     def _check_parts(self, parts: Sequence[Part], index: int) -> int:
-        """Returns the work of going through them."""
+        """Checks parts; returns the work of going through them."""
         if len(parts) > MAX_PARTS:
             raise _too_many(index, str(len(parts)))
         for part in parts:
@@ -397,7 +397,7 @@ def _refused(message: str) -> RequestError:
 
 
 def check_choices(choices: Sequence[str]) -> None:
-    """Raises RequestError: there are none or too many, or an empty one, or all together are too long."""
+    """Raises RequestError if there are no choices or too many, or an empty one, or if they are too long in all."""
     if not choices or not all(choices):
         raise RequestError("a select needs choices, and none of them may be empty", param="choices")
     if len(choices) > MAX_CHOICES:

@@ -1,6 +1,6 @@
-"""Conditions on generated values, as When and Repeat ask them, and how they are decided.
+"""Conditions on generated values, for When and Repeat, and their evaluation.
 
-Pure: the values are asked of the caller.
+Pure: values are requested from the caller.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ MAX_DEPTH = 32
 MAX_NUMBER_CHARS = 64
 
 Name = Annotated[str, msgspec.Meta(max_length=256)]
-"""Longest name of a value, a tool, an argument; errors quote names. The bound holds where programs come in as data."""
+"""Name of a value, a tool or an argument; errors quote names. The limit applies to programs received as data."""
 
 Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """Integers that fit into a message between processes."""
 
 
 class Ref(msgspec.Struct, frozen=True, tag="ref"):
-    """A value made earlier, by name, in a branch: it is put in by the engine once it is there."""
+    """Reference to a value made earlier in a branch, by name; the engine inserts it once it exists."""
 
     branch: Int
     name: Name
@@ -38,14 +38,14 @@ class Hole(msgspec.Struct, frozen=True, tag="hole"):
 
 
 class Times(msgspec.Struct, frozen=True, tag="times"):
-    """The number of values of this name that the branch has made."""
+    """Number of values of this name that the branch has made."""
 
     branch: Int
     name: Name
 
 
 class Count(msgspec.Struct, frozen=True, tag="count"):
-    """The number of the conditions that hold."""
+    """Number of the conditions that hold."""
 
     of: tuple[Condition, ...]
 
@@ -54,8 +54,8 @@ Operand = str | float | Ref | Hole | Times | Count
 
 
 class Compare(msgspec.Struct, frozen=True, tag="compare"):
-    """Compares two operands: as numbers if either is a number (text that is none makes it false, "ne" true), else as
-    texts without the white space around them. "contains" asks whether the left text contains the right one."""
+    """Compares two operands: as numbers if either is a number (text that is not a number makes it false, "ne" true),
+    else as texts without the white space around them. "contains" is true if the left text contains the right one."""
 
     left: Operand
     relation: Literal["eq", "ne", "lt", "le", "gt", "ge", "contains"]
@@ -90,13 +90,13 @@ class Negation(msgspec.Struct, frozen=True, tag="negation"):
 Condition = Compare | Matches | Every | Either | Negation
 
 SHORT_TEXT, MEDIUM_TEXT = 2500, 30_000
-"""Characters of the texts below which CPython looks for any part, or a short one, by trying each place."""
+"""Lengths of texts below which CPython searches for any part, or a short one, by trying each place."""
 
 TINY_PART, SHORT_PART = 6, 100
-"""Characters of such parts: a tiny one is looked for so in any text."""
+"""Lengths of such parts: a tiny one is searched for in this way in any text."""
 
 LINEAR_COST = 16
-"""Pairs of characters that are compared in the time that the linear algorithm takes for one character."""
+"""Pairs of characters compared in the time that the linear algorithm takes per character."""
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _RELATIONS = {
@@ -110,7 +110,7 @@ _RELATIONS = {
 
 
 class NotYetError(Exception):
-    """Values that are asked for are still to come: all of `of`, where that is known."""
+    """Requested values do not exist yet: all of `of`, if known."""
 
     def __init__(self, *of: Ref | Times) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class NotYetError(Exception):
 
 
 class KnownValues(Protocol):
-    """Values that a condition may ask for. `text` and `times` raise NotYetError while the answer may still change."""
+    """Values that a condition may read. `text` and `times` raise NotYetError while the result may still change."""
 
     def text(self, ref: Ref) -> str: ...
 
@@ -130,10 +130,10 @@ class KnownValues(Protocol):
 
 
 def holds(condition: Condition, values: KnownValues) -> bool:
-    """Decides whether `condition` holds, from left to right; values that do not matter any more are not asked for.
+    """Evaluates `condition` from left to right; values that no longer matter are not read.
 
     Raises:
-        NotYetError: a value that decides is still to come.
+        NotYetError: a decisive value does not exist yet.
     """
     match condition:
         case Compare(left=left, relation=relation, right=right):
@@ -152,7 +152,7 @@ def holds(condition: Condition, values: KnownValues) -> bool:
 
 
 def nodes(condition: Condition) -> Iterator[Condition | Operand]:
-    """All conditions and operands in `condition`, itself first.
+    """Yields all conditions and operands in `condition`, itself first.
 
     Raises:
         RequestError: they are nested too deeply.
@@ -175,7 +175,7 @@ def nodes(condition: Condition) -> Iterator[Condition | Operand]:
 
 
 def search_cost(text: str, part: str) -> int:
-    """Returns how many pairs of characters may have to be compared to look for `part` in `text`.
+    """Returns the most pairs of characters that a search for `part` in `text` may compare.
 
     CPython tries each place in a short text, or for a short part; else its algorithm takes time linear in the text.
     """
@@ -188,7 +188,7 @@ def search_cost(text: str, part: str) -> int:
 
 
 def as_number(text: str) -> float | None:
-    """The decimal number that `text` is, white space around it aside; None if it is none."""
+    """Returns the decimal number in `text`, ignoring white space around it; None if it is not one."""
     text = text.strip()
     if len(text) > MAX_NUMBER_CHARS or _NUMBER.fullmatch(text) is None:
         return None
@@ -196,7 +196,7 @@ def as_number(text: str) -> float | None:
 
 
 def as_text(value: str | float) -> str:
-    """A number is written as shortly as it can be: 3, not 3.0."""
+    """Returns a value as text; numbers in their shortest form: 3, not 3.0."""
     if isinstance(value, str):
         return value
     whole = isinstance(value, int) or value.is_integer()
@@ -218,7 +218,7 @@ def _value(operand: Operand, values: KnownValues) -> str | float:
 
 
 def _count(of: tuple[Condition, ...], values: KnownValues) -> int:
-    """Counts those that hold. All have to be known, so that values still to come are asked for together."""
+    """Counts the conditions that hold. All must be known, so missing values are reported together."""
     number, lacking = 0, list[Ref | Times]()
     waits = False
     for each in of:

@@ -1,4 +1,4 @@
-"""Counts of an engine since its start, and facts about its model."""
+"""Counters of an engine since its start, and facts about its model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .request import Finish
 
 @dataclass
 class Counters:
-    """Totals since the start, each under the name that it has in EngineStats without `_total`."""
+    """Totals since the start, under their names in EngineStats without `_total`."""
 
     steps: int = 0
     requests: int = 0
@@ -38,19 +38,19 @@ class Counters:
         self.forced_tokens += usage.forced_tokens
 
     def totals(self) -> dict[str, Any]:
-        """The fields of EngineStats that are counted here."""
+        """Returns the fields of EngineStats that are counted here."""
         counts = {f"{name}_total": value for name, value in vars(self).items() if isinstance(value, int)}
         seconds = {f"{name}_seconds_total": value for name, value in self.seconds.items()}
         return {**counts, **seconds, "finished_total": dict(self.finished)}
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The loaded model, as clients need to know it. `max_model_len` counts prompt and completion tokens;
-    `max_request_tokens` is that, or what the cache holds if it is less. `path` is where the files lie. `max_requests`
-    wait or run at most; an engine knows it of itself.
+    """Facts about the loaded model for clients. `max_model_len` counts prompt and completion tokens;
+    `max_request_tokens` is the same, or the capacity of the cache if that is less. `path` is the place of the files. At
+    most `max_requests` wait or run; only the engine sets it.
 
-    backend        what computes: "native" (the library in C), "torch" or "triton"
-    instructions   instruction set of the processor that it uses, or the GPU's name
+    backend        "native" (the library in C), "torch" or "triton"
+    instructions   instruction set that the processor uses, or the GPU's name
     weights        format of most of the layers' weights
     activations    format of the inputs of products
     kv_cache       format of keys and values
@@ -75,20 +75,19 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache: str = ""
 
     def described(self) -> str:
-        """Returns how the model is computed, in a line."""
+        """Returns a line that describes how the model is computed."""
         formats = ((self.weights, "weights"), (self.activations, "activations"), (self.kv_cache, "KV cache"))
         shown = ", ".join(f"{name} {what}" for name, what in formats if name)
         return f"{self.backend} on {self.instructions or self.device}" + (f": {shown}" if shown else "")
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters since the start (`*_total`) and gauges now.
+    """Counters since the start (`*_total`) and current gauges.
 
-    `up` is 1 while the engine takes requests; `restarts_total` counts how often its process was started again.
-    `abandoned_tools` are calls of tools that have not returned although nobody waits for them any more, and event
-    loops that a coroutine of a tool blocks.
-    num_pages = free_pages + cached_pages + locked_pages. Cached ones are in nobody's use; locked ones are in use, by
-    one sequence or shared by several.
+    `up` is 1 while the engine accepts requests; `restarts_total` counts the restarts of its process.
+    `abandoned_tools` are abandoned tool calls that have not returned, and event loops blocked by a coroutine of a tool.
+    num_pages = free_pages + cached_pages + locked_pages. Cached pages are not in use; locked ones are in use by one
+    sequence, or shared by several.
     """
 
     up: int = 1

@@ -24,10 +24,10 @@ MAX_LINE_CHARS = 600
 
 
 class BoughError(Exception):
-    """`code` is the stable name that a client sees; `param` the field that is to blame, if one is.
+    """Base of all errors. `code` is the stable name that clients see; `param` is the field at fault, if there is one.
 
-    may_retry       False: what it answers must not be sent again as it is
-    retry_after_s   seconds after which to send it again; None: as usual for the code
+    may_retry       False: the failed request must not be sent again unchanged
+    retry_after_s   seconds after which to send it again; None: the default for the code
     """
 
     code = "internal_error"
@@ -43,14 +43,14 @@ class BoughError(Exception):
 
 
 class RequestError(BoughError, ValueError):
-    """The request is wrong; nothing was done."""
+    """The request is invalid; nothing was done."""
 
     code = "invalid_value"
 
 
 class ModelError(BoughError, ValueError):
-    """The model's files cannot be used. They may be hostile, so that the message becomes a line of bounded length, and
-    what would control a terminal is escaped."""
+    """The model's files cannot be used. They may be hostile, so the message becomes a line of bounded length, with
+    terminal control characters escaped."""
 
     code = "model_error"
 
@@ -62,8 +62,8 @@ class ModelError(BoughError, ValueError):
 
 
 def did_you_mean(name: str, names: Iterable[object], *, shown: Callable[[str], str] = str, alike: float = 0.6) -> str:
-    """Returns ": did you mean NAME?" for a name that is nearly one of `names`, otherwise nothing. Objects among them
-    that are no texts are passed over; `alike` is the least similarity, 0 to 1."""
+    """Returns ": did you mean NAME?" for a name that is similar to one of `names`, otherwise nothing. Objects that
+    are not texts are ignored; `alike` is the least similarity, 0 to 1."""
     import difflib  # noqa: PLC0415  only for a mistake
 
     known = sorted({other for other in names if isinstance(other, str)})
@@ -72,15 +72,14 @@ def did_you_mean(name: str, names: Iterable[object], *, shown: Callable[[str], s
 
 
 def reason(error: Exception) -> str:
-    """Returns why a file cannot be used, in words alone."""
+    """Returns the reason why a file cannot be used, without codes and paths."""
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8"
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def printable(text: str) -> str:
-    """Returns the text with backslash escapes for what a terminal would obey or not show, line breaks and tabs
-    excepted."""
+    """Returns the text with backslash escapes for control and invisible characters, except line breaks and tabs."""
     if text.isprintable():
         return text
     shown = (one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text)
@@ -89,7 +88,7 @@ def printable(text: str) -> str:
 
 @contextmanager
 def in_file(name: str) -> Iterator[None]:
-    """Puts a file's name before the message of a ModelError that does not begin with it."""
+    """Prefixes the message of a ModelError with a file's name unless it begins with it."""
     try:
         yield
     except ModelError as error:
@@ -99,27 +98,27 @@ def in_file(name: str) -> Iterator[None]:
 
 
 class EngineError(BoughError):
-    """A request failed while it ran. Others go on."""
+    """A request failed while it ran. Others continue."""
 
 
 class OverloadedError(EngineError):
-    """A bound of the queue was reached. Try again later."""
+    """A limit of the queue was reached. Try again later."""
 
     code = "engine_overloaded"
 
 
 class EngineStoppedError(BoughError):
-    """The engine is gone; nothing can be asked of it."""
+    """The engine has stopped and accepts no requests."""
 
     code = "engine_dead"
 
 
 class DeviceLostError(EngineStoppedError):
-    """A GPU has failed in a way that only a new process gets over."""
+    """A GPU has failed in a way that only a new process can recover from."""
 
 
 class EngineStuckError(EngineStoppedError):
-    """The engine makes no progress. It goes on, or is ended."""
+    """The engine makes no progress. It either recovers or is ended."""
 
     code = "engine_stuck"
 
@@ -133,9 +132,9 @@ class EngineStartingError(EngineStoppedError):
 class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Reason why a request failed: a stable code, a sentence, and the field to blame if there is one.
 
-    Texts that are no Unicode, as of a file's name, are escaped, so that every message can hold it.
+    Texts that are not Unicode, such as some file names, are escaped, so that every message can hold them.
 
-    may_retry   False: the request must not be sent again as it is
+    may_retry   False: the request must not be sent again unchanged
     """
 
     code: str
@@ -175,11 +174,11 @@ CLASSES: Final[dict[str, type[BoughError]]] = {
     EngineStuckError.code: EngineStuckError,
     EngineStartingError.code: EngineStartingError,
 }  # fmt: skip
-"""All codes of the runtime and of constraints, each with the class that an error becomes which came back as data."""
+"""Classes of the exceptions for errors received as data, by all codes of the runtime and of constraints."""
 
 
 def to_exception(error: ErrorInfo) -> BoughError:
-    """The exception to raise for an error that came back as data; EngineError if its code is not known here."""
+    """Returns the exception for an error received as data; EngineError if its code is unknown."""
     raised = CLASSES.get(error.code, EngineError)(error.message, code=error.code, param=error.param)
     raised.may_retry = error.may_retry is not False
     return raised
@@ -190,7 +189,7 @@ MAX_MESSAGE_CHARS = 2000
 
 
 def to_info(error: BoughError) -> ErrorInfo:
-    """The error as data."""
+    """Returns the error as data."""
     message = error.message
     if len(message) > MAX_MESSAGE_CHARS:
         message = f"{message[: MAX_MESSAGE_CHARS - 3]}..."

@@ -22,20 +22,20 @@ from .errors import EngineError, RequestError
 
 MAX_PATTERN_CHARS = 1024
 MAX_MATCHED_CHARS = 32_768
-"""A text that is longer is not looked at: a character takes about a microsecond."""
+"""Most characters of a text: one takes about a microsecond."""
 
 MAX_NESTED_COUNTS = 1024
-"""Largest product of counts in each other: `(a{0,9}){0,9}` has 81. What such a pattern can still become after a
-character grows with it, and so does the time that a character takes: to a second, if nothing bounds it."""
+"""Largest product of nested counts: `(a{0,9}){0,9}` has 81. The number of states after a character grows with it, and
+so does the time per character: to a second, without a limit."""
 
 MAX_CLASSES = 48
-"""Classes of characters, such as `\\w`, `.` or `[^a]`: nothing else in a pattern takes as long to compile, which holds
-up all other threads; so many take 20 ms at most."""
+"""Most classes of characters, such as `\\w`, `.` or `[^a]`, the parts that take longest to compile, which blocks all
+other threads; this many take 20 ms at most."""
 
 MAX_KEPT = 64
 
 MAX_TRIES = 3
-"""Comparisons of one text, each but the first with a new lexer."""
+"""Attempts to match a text, each but the first with a new lexer."""
 
 _TOKEN = re.compile(r"\\[xuUpP]\{[^}]*\}|\\.|\{[0-9]+(?:,[0-9]*)?\}|\[\^?\]?|.", re.DOTALL)
 _COUNT = re.compile(r"[*+?]|\{([0-9]{1,9})(,?)([0-9]{0,9})\}")
@@ -45,7 +45,7 @@ _VERBOSE = re.compile(r"\(\?[a-zA-Z]*x")
 _COMMENT = re.compile(r"#[^\n]*")
 
 _CHUNK = 64
-"""Bytes after which a comparison looks at the time."""
+"""Bytes after which a match checks the time."""
 
 _LIMITS = LLParserLimits(
     verbose_errors=False,
@@ -57,10 +57,10 @@ _LIMITS = LLParserLimits(
 
 
 class Pattern:
-    """A compiled regular expression, of the syntax that constrains what is generated. Not thread-safe.
+    """A compiled regular expression, in the syntax of constraints. Not thread-safe.
 
     Raises:
-        RequestError: it is none, or too large.
+        RequestError: the expression is invalid or too large.
     """
 
     def __init__(self, source: str) -> None:
@@ -82,13 +82,13 @@ class Pattern:
 
     @property
     def lexer(self) -> Lexer:
-        """One that no text has worn out. All texts share, and use up, the effort that it may take."""
+        """Returns a lexer with effort left: all texts share, and use up, its limit of effort."""
         if self._lexer.failed:
             self._lexer = self._lexer.renewed()
         return self._lexer
 
     def matches(self, text: str) -> bool:
-        """Decides whether it matches the whole of `text`.
+        """Returns True if the pattern matches the whole of `text`.
 
         Raises:
             EngineError: the text is too long, or the pattern too complex for it.
@@ -97,10 +97,10 @@ class Pattern:
 
 
 class Matching:
-    """A text that is compared with a pattern, in as many goes as it takes.
+    """Match of a text against a pattern, in slices of time.
 
     Raises:
-        EngineError: as `Pattern.matches`.
+        EngineError: see `Pattern.matches`.
     """
 
     def __init__(self, pattern: Pattern, text: str) -> None:
@@ -112,7 +112,7 @@ class Matching:
         self._found: bool | None = None
         self._num_tries = 0
         self.release: Callable[[], object] | None = None
-        """Tells that it no longer holds the pattern, if somebody counts that."""
+        """Called when the match no longer holds the pattern, if set."""
         self._begin()
 
     def _begin(self) -> None:
@@ -122,7 +122,7 @@ class Matching:
         self._position = 0
 
     def done_by(self, until: float) -> bool | None:
-        """True if the whole text matches; None if that is not known at `until`, by `time.monotonic`."""
+        """Returns True if the whole text matches; None if that is not known at `until`, by `time.monotonic`."""
         while self._found is None:
             chunk = self._rest[self._position : self._position + _CHUNK]
             whole = self._state.try_consume_tokens(chunk) == len(chunk)
@@ -137,14 +137,14 @@ class Matching:
             self._position += len(chunk)
             if not whole or self._position == len(self._rest):
                 self._found = whole and self._state.is_accepting()
-                del self._rest, self._pattern, self._lexer, self._state  # which take megabytes
+                del self._rest, self._pattern, self._lexer, self._state  # they take megabytes
             elif time.monotonic() >= until:
                 return None
         return self._found
 
 
 class PatternCache:
-    """The patterns that were used last: a pattern that long texts have worn out takes some 6 MB. Not thread-safe."""
+    """Cache of the most recently used patterns; one takes up to 6 MB after long texts. Not thread-safe."""
 
     def __init__(self) -> None:
         self._found: OrderedDict[str, Pattern] = OrderedDict()
@@ -153,7 +153,7 @@ class PatternCache:
         return source in self._found
 
     def get(self, source: str) -> Pattern:
-        """The pattern, which is compiled if it is not there: within 20 ms. Raises RequestError."""
+        """Returns the pattern; compiles it, within 20 ms, if it is not cached. Raises RequestError."""
         found = self._found.get(source)
         if found is None:
             found = self._found[source] = Pattern(source)
@@ -169,20 +169,20 @@ def num_classes(source: str) -> int:
 
 
 class _Item(NamedTuple):
-    """A part of a pattern: how many characters it takes, and the product of the counts in each other in it."""
+    """A part of a pattern: bounds of its length in characters, and the largest product of its nested counts."""
 
     low: float = 0
     high: float = 0
     counts: int = 1
 
     def times(self, low: int, high: float) -> _Item:
-        fixed = low == high and self.low == self.high  # always as long: there is one way to read it
+        fixed = low == high and self.low == self.high  # of fixed length, so that there is only one way to match it
         counts = self.counts if fixed else self.counts * max(int(low if high == math.inf else high), 1)
         return _Item(self.low * low, self.high * high if self.high else 0, counts)
 
 
 def nested_counts(source: str) -> int:
-    """The largest product of counts in each other: 81 for `(a{0,9}){0,9}`, 1 for `a{9}b{0,9}`."""
+    """Returns the largest product of nested counts: 81 for `(a{0,9}){0,9}`, 1 for `a{9}b{0,9}`."""
     largest = 1
     groups: list[tuple[list[_Item], list[_Item]]] = [([], [])]  # the open ones: their branches, the last one's items
     for token in _tokens(source):
@@ -213,7 +213,7 @@ def _joined(items: list[_Item]) -> _Item:
 
 
 def _bounds(count: re.Match[str]) -> tuple[int, float]:
-    """Bounds of a repetition: at least and at most."""
+    """Returns the minimum and maximum of a repetition."""
     token, low, comma, high = count.group(0, 1, 2, 3)
     if low is None:
         return int(token == "+"), 1 if token == "?" else math.inf
@@ -221,10 +221,10 @@ def _bounds(count: re.Match[str]) -> tuple[int, float]:
 
 
 def _tokens(source: str) -> Iterator[str]:
-    """Parentheses, quantifiers, and what stands for a character. White space and comments may stand for none."""
+    """Yields parentheses, quantifiers, and items for a character. White space and comments may stand for none."""
     if _VERBOSE.search(source):
         source = _COMMENT.sub(" ", source)
-    depth = 0  # of classes in classes
+    depth = 0  # of nested classes
     for match in _TOKEN.finditer(source):
         token = match.group()
         if token.startswith("["):

@@ -54,7 +54,7 @@ class Offer(msgspec.Struct, frozen=True):
     """Tools that a generation in an assistant message sees.
 
     tools       their names
-    choice      "auto": it may call them. "required": it writes calls and nothing else. "none": it has to answer
+    choice      "auto": it may call them. "required": it writes calls and nothing else. "none": it must answer
     only        the one that it may call; "": any
     parallel    it may write several calls
     """
@@ -98,7 +98,7 @@ class Assign(msgspec.Struct, frozen=True, tag="assign"):
 
 
 class Use(msgspec.Struct, frozen=True, tag="use"):
-    """Calls a tool and waits for it. What it returns is kept as `name`, and with `append` appended.
+    """Calls a tool and waits for it. Its result is kept as `name`, and with `append` appended.
 
     `arguments` are given by name, each as the text of its parts: the value itself if the parameter may be a text,
     otherwise JSON. Of `timeout_s` and the tool's own limit, the smaller one applies.
@@ -115,9 +115,8 @@ class Use(msgspec.Struct, frozen=True, tag="use"):
 class CallTools(msgspec.Struct, frozen=True, tag="call_tools"):
     """Makes the calls that the last text of the generation `of` holds, side by side, and waits for all of them.
 
-    If there are any, their results are appended as the messages that they are to the model, and an assistant message is
-    begun again. A call that fails has its error for a result. Kept as `name`: the calls, as the JSON of a list of
-    `MadeCall`.
+    If there are any, their results are appended as messages for the model, and a new assistant message is begun. The
+    result of a failed call is its error. The calls are kept as `name`, as the JSON of a list of `MadeCall`.
     """
 
     branch: Int
@@ -127,8 +126,7 @@ class CallTools(msgspec.Struct, frozen=True, tag="call_tools"):
 
 
 class MadeCall(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A call that a model has written: its arguments as they were read (a text: they are no JSON object), and what came
-    of it."""
+    """A call written by a model: its arguments as read (a text if they are not a JSON object), and its outcome."""
 
     name: str
     arguments: Any
@@ -190,7 +188,7 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
 
 
 STATE_LIFE_S = 600.0
-"""Time for which a kept state that is not used stays."""
+"""Time for which an unused state is kept."""
 
 Op = Text | RoleBegin | RoleEnd | Gen | Select | Assign | Use | CallTools | Fork | Join | When | Repeat | Cancel
 
@@ -342,8 +340,8 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 
 class EndTexts(msgspec.Struct, frozen=True, kw_only=True, tag="end_texts"):
-    """Texts of some branches, and their numbers of tokens, which belong to the Done that comes soon: that of a large
-    program comes in parts, so that no single message is large. Clients put them together, and hand none of these on
+    """Texts of some branches, and their numbers of tokens, which belong to the Done that follows: that of a large
+    program is sent in parts, so that no single message is large. Clients join them and do not pass these events on
     (`runtime.client.streams.with_whole_ends`)."""
 
     texts: dict[int, str]
@@ -351,11 +349,11 @@ class EndTexts(msgspec.Struct, frozen=True, kw_only=True, tag="end_texts"):
 
 
 ProgramEvent = Delta | Value | Skipped | BranchFailed | BranchRestarted | Piece | EndTexts | Done | Failed
-"""A submission sends any number of the others, and then exactly one Done or Failed."""
+"""Events of a submission: any number of the others, then exactly one Done or Failed."""
 
 
 def walk(ops: Iterable[Op]) -> Iterator[Op]:
-    """All instructions, those in blocks after the one that holds them."""
+    """Yields all instructions; those in blocks follow the one that contains them."""
     stack = [iter(ops)]  # a hostile program may nest deeper than Python recurs
     while stack:
         op = next(stack[-1], None)

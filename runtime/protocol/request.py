@@ -1,4 +1,4 @@
-"""One generation: what is asked of the engine, and what comes back. Also the wire format between processes."""
+"""Requests for generations, and their outputs. Also the wire format between processes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ or appended by a program and never computed, since nothing was generated after i
 
 
 class TokenTree(msgspec.Struct, frozen=True, array_like=True):
-    """The last tokens of a prompt as a tree, which is computed as if each path through it were a prompt of its own.
+    """The last tokens of a prompt as a tree, computed as if each path through it were a separate prompt.
 
-    parents    of each of them, the index in the prompt of the token that it follows; -1: none
-    targets    of each prompt token from `score_from - 1` on, tokens that may follow it
+    parents    for each of them, the index in the prompt of the token that it follows; -1: none
+    targets    for each prompt token from `score_from - 1` on, tokens that may follow it
     """
 
     parents: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Rules for choosing the tokens of a generation, and for ending it; seeds made of a request's own."""
+"""Rules for choosing the tokens of a generation, and for ending it; seeds derived from that of a request."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _in_range(name: str, value: float, low: float, high: float) -> None:
 
 
 def _shown(value: float) -> str:
-    """Returns the number as text; of a whole one that no float holds, its size."""
+    """Returns the number as text; for an integer too large for a float, its size."""
     try:
         return f"{value:g}"
     except OverflowError:
@@ -148,15 +148,15 @@ _WORD = (1 << 64) - 1
 
 
 def derive(seed: int, index: int) -> int:
-    """The seed of the `index`-th sample of a request (n > 1), or of a request without a seed of its own."""
+    """Derives the seed of the `index`-th sample of a request (n > 1), or of a request without a seed."""
     return seed & _WORD if index == 0 else _mix((seed & _WORD) + index * 0xD1B54A32D192ED03)
 
 
 def derive_again(seed: int, attempts: Sequence[int], turn: int) -> int:
-    """The seed of a generation that is made once more, which is not to say the same again.
+    """Derives the seed of a repeated generation, which should not produce the same text again.
 
-    `attempts` are the numbers of times that its branch, and those that it descends from, were begun anew; `turn` is how
-    often a loop has made it before. The first time it is `seed` itself.
+    `attempts` are the numbers of restarts of its branch and of the ancestors; `turn` is the number of times that a loop
+    has made it before. The first time, the result is `seed` itself.
     """
     seed = derive(seed, turn << 16)
     for depth, attempt in enumerate(attempts):
@@ -166,7 +166,7 @@ def derive_again(seed: int, attempts: Sequence[int], turn: int) -> int:
 
 
 def _mix(x: int) -> int:
-    """SplitMix64, by which samplers make random numbers of (seed, position), too: see kernels/sampling/reference.py."""
+    """SplitMix64, which also gives samplers random numbers by (seed, position): see kernels/sampling/reference.py."""
     x = (x + 0x9E3779B97F4A7C15) & _WORD
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _WORD

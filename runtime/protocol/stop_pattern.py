@@ -1,7 +1,8 @@
-"""Patterns that end a text: compiled once, and searched for in time linear in the text.
+"""Stop patterns, which end a text: compiled once, with a search in time linear in the text.
 
-A place where a match may have begun is held as what may follow from there, a derivative of the pattern (Brzozowski,
-Derivatives of regular expressions, JACM 11(4), 1964). Of two places that hold the same, only the first counts.
+A possible start of a match is represented by what may follow from there, a derivative of the pattern (Brzozowski,
+Derivatives of regular expressions, JACM 11(4), 1964). Of several starts with the same derivative, only the first
+counts.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from ...constrain.regex.patterns import PatternError, parse_tree
 from .errors import EngineError, RequestError
 
 WINDOW = 4096
-"""A match has at most so many characters."""
+"""Most characters of a match."""
 
 MAX_BEHIND = 8
-"""Look-behinds of several characters."""
+"""Most look-behinds of several characters."""
 
 MAX_STEPS = 300
 """Limit of a pattern's translation: a few milliseconds."""
 
 BURST = 50_000
 RATE = 25_000
-"""Units of effort that searches may take at once, and a second from then on. A unit is about a microsecond."""
+"""Units of effort that searches may take at once, and per second after that. A unit is about a microsecond."""
 
 SLOW_S = 0.0005
 """A derivative that took longer costs what it took: its effort is an estimate."""
@@ -50,7 +51,7 @@ class StopMatch(NamedTuple):
 
 
 class SearchBudget(Derivatives):
-    """Effort of all searches of one key, which flows back with time."""
+    """Budget of effort for all searches of one key, which refills with time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(BURST)
@@ -82,7 +83,7 @@ class StopPattern:
     Assertions see the whole text: `$` is its end, and `END\\b` matches once a character follows that is in no word.
 
     Raises:
-        RequestError: it is no regular expression, cannot be searched for in linear time, or matches the empty text.
+        RequestError: the pattern is invalid, cannot be searched for in linear time, or matches the empty text.
     """
 
     def __init__(self, source: str) -> None:
@@ -95,13 +96,13 @@ class StopPattern:
         if any(_num_optional(node) > MAX_OPTIONAL for part in self.parts for node in part.match.nodes):
             raise _refused(f"it has more than {MAX_OPTIONAL} optional parts one after another")
         self.behind = tuple({node for part in self.parts for node, _ in part.behind})
-        """Languages that the text before a match is compared with."""
+        """Languages that the text before a match is tested against."""
         if len(self.behind) > MAX_BEHIND:
             raise _refused(f"it looks behind in more than {MAX_BEHIND} ways")
 
 
 class _Begun(NamedTuple):
-    """A place where a match of a part of the pattern may have begun, and the rests that would complete it."""
+    """A possible start of a match of a part of the pattern, and the rests that would complete it."""
 
     start: int
     part: Sought
@@ -109,7 +110,7 @@ class _Begun(NamedTuple):
 
 
 class _Ended(NamedTuple):
-    """A match, if what follows it is one of `follow`."""
+    """A match, on condition that the text after it matches one of `follow`."""
 
     start: int
     stop: int
@@ -117,7 +118,7 @@ class _Ended(NamedTuple):
 
 
 class PatternSearch:
-    """Looks for a pattern in a text that comes character by character. Not thread-safe.
+    """Searches for a pattern in a text that arrives character by character. Not thread-safe.
 
     The match that begins first counts, and of those the shortest: `a+` ends at the first a.
     """
@@ -134,13 +135,13 @@ class PatternSearch:
 
     @property
     def live_from(self) -> int:
-        """The first offset at which a match may begin."""
+        """First offset at which a match may begin."""
         starts = [self._begun[0].start] if self._begun else []
         starts += [ended.start for ended in self._ended]
         return min(starts, default=self._seen if self._found is None else self._found[0])
 
     def advance(self, char: str) -> StopMatch | None:
-        """The match that ends the text, once nothing can come before it.
+        """Reads a character; returns the match that ends the text, once no other can come before it.
 
         Raises:
             EngineError: the searches of the key have taken too much time.
@@ -161,17 +162,17 @@ class PatternSearch:
         return match
 
     def finish(self) -> StopMatch | None:
-        """The match that ends the text, now that nothing follows."""
+        """Returns the match that ends the text, given that no more characters follow."""
         ended = [(ended.start, ended.stop) for ended in self._ended if ended.follow.nullable]
         return self._match(min(ended, default=self._found))
 
     def _is_idle(self, char: str) -> bool:
-        """Returns true if no match begins with `char`. Raises OutOfBudgetError."""
+        """Returns True if no match begins with `char`. Raises OutOfBudgetError."""
         last = self._text[-1:]
         return all(self._budget.step(part.match.after(last), char) is EMPTY for part in self._parts)
 
     def _advance(self, char: str) -> None:
-        """Raises OutOfBudgetError."""
+        """Reads a character. Raises OutOfBudgetError."""
         begun = self._begun if self._found is not None else [*self._begun, *self._begin(self._text[-1:])]
         self._seen += 1
         if len(self._text) > 2 * WINDOW:
@@ -230,7 +231,7 @@ def _num_optional(node: Node) -> int:
 
 
 def _is_any(node: Node) -> bool:
-    """Returns true if it is seen at once that `node` has every text."""
+    """Returns True if `node` obviously matches every text."""
     match node:
         case Concat(items=items):
             return items[-1] is ANY and all(item.nullable for item in items)

@@ -1,4 +1,4 @@
-"""A compiled program as data: instructions with holes for the arguments, and what its result is made of."""
+"""Compiled programs as data: instructions with holes for the arguments, and the recipe of the result."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ResultPart(msgspec.Struct, frozen=True):
-    """The text of a model before its answer, or the answer alone: `begin` and `end` are around the reasoning, `opened`
-    says that `begin` was written before."""
+    """The reasoning in a model's text, or the answer alone. `begin` and `end` enclose the reasoning; `opened` means
+    that `begin` was already written before the text."""
 
     which: Literal["reasoning", "answer"]
     begin: str
@@ -33,8 +33,8 @@ class ResultPart(msgspec.Struct, frozen=True):
 
 
 class ResultValue(msgspec.Struct, frozen=True, tag="value", omit_defaults=True):
-    """A value, read from its text. `turns`: the list of all that a Repeat made. `samples`: the list of a Gen's n.
-    `assigned`: an Assign makes it, which may make nothing of it. `part`: of a text with reasoning in it, only that."""
+    """A value, read from its text. `turns`: the list of all those made by a Repeat. `samples`: the list of a Gen's n.
+    `assigned`: it is made by an Assign, which may skip it. `part`: only this part of a text with reasoning."""
 
     ref: Ref
     reading: Reading = "text"
@@ -46,14 +46,14 @@ class ResultValue(msgspec.Struct, frozen=True, tag="value", omit_defaults=True):
 
 
 class ResultProbabilities(msgspec.Struct, frozen=True, tag="probabilities"):
-    """The probability of each choice of a Select, as an object."""
+    """Probabilities of the choices of a Select, as an object."""
 
     ref: Ref
     choices: tuple[str, ...]
 
 
 class ResultShare(msgspec.Struct, frozen=True, tag="share", omit_defaults=True):
-    """The probability of one choice of a Select: a number, or in Python's `format` a text."""
+    """Probability of one choice of a Select: a number, or a text in Python's `format`."""
 
     ref: Ref
     choices: tuple[str, ...]
@@ -62,7 +62,7 @@ class ResultShare(msgspec.Struct, frozen=True, tag="share", omit_defaults=True):
 
 
 class ResultJoined(msgspec.Struct, frozen=True, tag="joined"):
-    """A text made of others, one after the other."""
+    """A text joined from others."""
 
     items: tuple[Result, ...]
 
@@ -74,13 +74,13 @@ class ResultText(msgspec.Struct, frozen=True, tag="text"):
 
 
 class ResultConstant(msgspec.Struct, frozen=True, tag="constant"):
-    """The part that does not depend on any value, as JSON text."""
+    """A constant part, as JSON text."""
 
     json: str
 
 
 class ResultArgument(msgspec.Struct, frozen=True, tag="argument"):
-    """An argument, as it was given."""
+    """An argument, as given."""
 
     hole: Hole
 
@@ -111,7 +111,7 @@ Result = (
 
 
 def walk_result(result: Result) -> Iterator[Result]:
-    """The result and all that it is made of."""
+    """Yields the result and all its parts."""
     yield result
     match result:
         case ResultList(items=items) | ResultJoined(items=items):
@@ -123,7 +123,7 @@ def walk_result(result: Result) -> Iterator[Result]:
 
 
 def refs_of(result: Result) -> Iterator[Ref]:
-    """The values that a result is made of."""
+    """Yields the values that a result is made of."""
     for part in walk_result(result):
         match part:
             case ResultValue(ref=ref) | ResultProbabilities(ref=ref) | ResultShare(ref=ref):
@@ -133,7 +133,7 @@ def refs_of(result: Result) -> Iterator[Ref]:
 
 
 def replace_leaves(result: Result, change: Callable[[Result], Result]) -> Result:
-    """Rebuilds lists and objects, with all else in them passed through `change`."""
+    """Rebuilds lists and objects, with everything else in them passed through `change`."""
     match result:
         case ResultList(items=items):
             return ResultList(tuple(replace_leaves(item, change) for item in items))
@@ -150,8 +150,8 @@ class Template(msgspec.Struct, frozen=True, kw_only=True):
 
     >>> ops, result = fill(template, {"country": "France"})
 
-    version   of this format: another one is refused
-    ops       instructions of branch 0 and of what it forks
+    version   version of this format; others are refused
+    ops       instructions of branch 0 and of the branches forked from it
     """
 
     name: Name

@@ -1,4 +1,4 @@
-"""Penalties and biases on the device: how often each token has come, and what is added to logits, by slot."""
+"""Penalties and biases on the device, by slot: counts of tokens, and numbers added to logits."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .gpu_slots import Slot
 from .runner import DrawSpec
 
 COUNT_BYTES = 128 << 20
-"""For counts of tokens, at most: a slot past these cannot have penalties on the device."""
+"""Most bytes for counts of tokens: slots beyond these cannot have penalties on the device."""
 
 _MAX_BIASES = MAX_LOGIT_BIAS + MAX_STOP_TOKEN_IDS + 32
-"""Biases of a sequence: its own, and those of the ends that are banned before min_tokens, the model's included."""
+"""Most biases of a sequence: its own, and those of the ends banned before min_tokens, the model's included."""
 
 _MOST_TIMES = 0x7FFF
 _IN_PROMPT = -0x8000
@@ -30,10 +30,10 @@ Int64 = npt.NDArray[np.int64]
 
 
 class DeviceAdjustments:
-    """Tables of what changes logits before a draw, a line for each slot that has it.
+    """Tables of adjustments to logits before a draw, a line for each slot that has any.
 
-    The host writes a line when a sequence comes, or goes on after a pass that did not count; the draws of decode steps
-    count by themselves (`SampleTables.counts`), so that nobody need know what they drew.
+    The host writes a line when a sequence arrives, or continues after a pass that did not count; the draws of decode
+    steps count by themselves (`SampleTables.counts`), without the host knowing their tokens.
     """
 
     def __init__(
@@ -50,17 +50,17 @@ class DeviceAdjustments:
         self._penalties = torch.zeros(3, num_slots, dtype=torch.float32, device=device)
         self._penalties[0] = 1.0  # repetition; then frequency and presence
         self._rows = torch.full((2, num_slots), -1, dtype=torch.int32, device=device)  # of counts, and of biases
-        self._adjusted: set[int] = set()  # slots that have any of it, for the device
+        self._adjusted: set[int] = set()  # slots with adjustments on the device
 
     def could_hold(self, spec: DrawSpec, slot: Slot | None) -> bool:
-        """False if the tables have no room for what `spec` asks of the slot."""
+        """Returns False if the tables have no room for the adjustments of `spec` in the slot."""
         if len(spec.params.logit_bias or ()) + len(spec.banned) > _MAX_BIASES:
             return False
         assert self.tables.counts is not None
         return not spec.penalised or (slot is not None and slot.index < len(self.tables.counts))
 
     def put(self, slots: AbstractSequence[Slot], specs: AbstractSequence[DrawSpec]) -> None:
-        """Sends penalties and biases, where there are any or were some."""
+        """Sends penalties and biases for the slots that have any, or had some."""
         changed = [
             (slot.index, spec)
             for slot, spec in zip(slots, specs, strict=True)
@@ -94,8 +94,8 @@ class DeviceAdjustments:
     def count(
         self, slots: AbstractSequence[Slot], works: AbstractSequence[Work], last_token: torch.Tensor, num_steps: int
     ) -> None:
-        """Counts what the lines of `slots` lack of the tokens up to the one that each work begins with, which
-        `last_token` int64 [S] has if nobody else knows it. Then so many steps follow.
+        """Counts the tokens that the lines of `slots` lack, up to the one that each work begins with, which is in
+        `last_token` int64 [S] if the host does not know it. Then `num_steps` steps follow.
         """
         begun: list[int] = []
         unknown: list[int] = []
@@ -134,7 +134,7 @@ class DeviceAdjustments:
             self._add(slots_of * self._vocab_size + last_token.index_select(0, slots_of), torch.ones_like(slots_of))
 
     def sample_rows(self, slots: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The fields of SampleRows, for sequences in `slots` int32 [B], that belong to the tables."""
+        """Returns the fields of SampleRows that refer to the tables, for sequences in `slots` int32 [B]."""
         repetition, frequency, presence = self._penalties.index_select(1, slots)
         count_row, bias_row = self._rows.index_select(1, slots)
         return {
@@ -156,7 +156,7 @@ class DeviceAdjustments:
     def _lines(
         self, biases: AbstractSequence[Mapping[int, float]]
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """Lines of the bias tables."""
+        """Returns lines of the bias tables."""
         ids = np.full((len(biases), _MAX_BIASES), self._vocab_size, np.int32)
         values = np.zeros((len(biases), _MAX_BIASES), np.float32)
         for line, bias in enumerate(biases):
@@ -165,7 +165,7 @@ class DeviceAdjustments:
 
 
 def _counts(tokens: AbstractSequence[int], num_prompt: int) -> tuple[Int64, Int16]:
-    """The distinct ones of `tokens`, of which the first `num_prompt` are of the prompt, and their entries in a line."""
+    """Returns the distinct `tokens`, the first `num_prompt` of which are prompt, and their entries in a line."""
     num_prompt = max(num_prompt, 0)
     ids, place = np.unique(np.array(tokens, np.int64), return_inverse=True)
     times = np.bincount(place[num_prompt:], minlength=len(ids)).clip(max=_MOST_TIMES)

@@ -1,4 +1,4 @@
-"""Contexts of calls of torch: a GPU is made the thread's current one, and errors that the engine handles are named."""
+"""Contexts for calls of torch: select the thread's current GPU, and translate errors that the engine handles."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 from ..protocol.errors import DeviceLostError
 
 _NO_HOST_MEMORY = "DefaultCPUAllocator"
-"""Begins the reason of the RuntimeError by which torch tells that the host has no memory."""
+"""Prefix of torch's RuntimeError message when the host is out of memory."""
 
 
 @contextmanager
 def on_device(device: torch.device) -> Iterator[None]:
-    """Triton's launches, new streams and events are on `device` within. Nothing happens if it is no GPU.
+    """Puts Triton's launches, new streams and events on `device` within the context. Does nothing if it is no GPU.
 
     Raises:
-        MemoryError: there was too little within. What was cached is given back first.
-        DeviceLostError: something failed within, and the GPU serves this process no more.
+        MemoryError: memory ran out within. Cached memory is released first.
+        DeviceLostError: something failed within, and the GPU no longer serves this process.
     """
     if device.type != "cuda":
         with named_memory_errors():
@@ -36,7 +36,7 @@ def on_device(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def named_memory_errors() -> Iterator[None]:
-    """Raises MemoryError in place of what torch raises when memory runs out."""
+    """Raises MemoryError in place of torch's exceptions when memory runs out."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -49,7 +49,7 @@ def named_memory_errors() -> Iterator[None]:
 
 
 def _is_lost(device: torch.device) -> bool:
-    """After an error: whether the next call fails, too, as all do once a kernel has gone wrong."""
+    """Returns True if, after an error, the next call fails too, as all do once a kernel has gone wrong."""
     try:
         torch.cuda.synchronize(device)
     except RuntimeError:

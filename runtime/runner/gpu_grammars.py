@@ -1,4 +1,4 @@
-"""Regular constraints on the device: which tables lie there, and in which state of which table each slot is."""
+"""Regular constraints on the device: the tables in its pool, and each slot's table and state."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ MASK_BYTES = 64 << 20
 MAX_TABLES = 64
 MAX_TRANSITIONS = 4 << 20
 MAX_BUILDING = 8
-"""Tables that are built, or wait for room; whoever wants another asks again."""
+"""Most tables being built or waiting for room; requests for others must be repeated."""
 MAX_LAUNCHES_UNASKED = 256
-"""Launches after which a table that nobody asks for any more is given up before it has come to lie there."""
+"""Launches without a request after which a table is given up before it is placed."""
 
 
 @dataclass(eq=False, slots=True)
@@ -39,19 +39,19 @@ class _Placed:
 
 @dataclass(eq=False, slots=True)
 class _Building:
-    """A table that is built, or waits for room. `asked`: the last launch before which somebody wanted it."""
+    """A table being built or waiting for room. `asked`: the last launch before which it was requested."""
 
     table: Future[GrammarTable]
     asked: int
 
 
 class DeviceGrammars:
-    """Tables in a pool of fixed size, the least recently used given up first, and the state of each slot.
+    """Tables in a pool of fixed size, the least recently used evicted first, and the state of each slot.
 
     constrained   numbers of the slots that have a table, for the device
 
-    A decode step reads the mask of its rows' states from the pool, and moves the states by what it has drawn: the host
-    learns of both when it reads the tokens.
+    A decode step reads the masks of its rows' states from the pool, and advances the states by the drawn tokens; the
+    host follows when it reads the tokens.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class DeviceGrammars:
         weakref.finalize(self, self._builder.close)
 
     def place(self, grammar: Table) -> TablePlace | None:
-        """Returns the place of `grammar`'s table, which stays until `launched`; None if it is not there (yet)."""
+        """Returns the place of `grammar`'s table, fixed until `launched`; None if it is not placed (yet)."""
         placed = self._placed.get(grammar)
         if placed is not None:
             placed.used = self._launch
@@ -108,7 +108,7 @@ class DeviceGrammars:
         return place
 
     def launched(self) -> None:
-        """Notes that everything asked for until now has been launched: tables that nobody asks for again may go."""
+        """Records that everything requested so far has been launched: tables that are not requested again may go."""
         self._launch += 1
         last = self._launch - MAX_LAUNCHES_UNASKED
         for grammar, building in list(self._building.items()):
@@ -117,8 +117,8 @@ class DeviceGrammars:
                 del self._building[grammar]
 
     def put(self, slots: Sequence[Slot], matchers: Sequence[TableMatcher | None]) -> None:
-        """Sets the table and the state of each slot to those of its matcher, whose table is in the pool; None: it has
-        no constraint."""
+        """Sets the table and the state of each slot to those of its matcher, whose table must be in the pool; None: no
+        constraint."""
         entries, states, own = [], [], []
         for slot, matcher in zip(slots, matchers, strict=True):
             slot.place = self._placed[matcher.grammar].place if matcher is not None else None
@@ -138,13 +138,13 @@ class DeviceGrammars:
         self._own.index_copy_(0, where, number)
 
     def mask_rows(self, slots: torch.Tensor) -> torch.Tensor:
-        """The row of the pool's mask that each of `slots` int32 [B] is under, int32 [B]; -1: none."""
+        """Returns the mask row in the pool for each of `slots` int32 [B], int32 [B]; -1: none."""
         return self.advance(slots, self._no_tokens[: len(slots)])
 
     def advance(self, slots: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Moves `slots` int32 [B], each at most once but for slot 0, by `tokens` int64 [B] (negative: stays).
+        """Advances `slots` int32 [B], distinct except for slot 0, by `tokens` int64 [B] (negative: no change).
 
-        Returns the rows of the pool's mask that they are under then, int32 [B].
+        Returns their new mask rows in the pool, int32 [B].
         """
         under = self._under[: len(slots)]
         self._advance(
@@ -158,7 +158,7 @@ class DeviceGrammars:
         return under
 
     def _begin(self, grammar: Table) -> _Building | None:
-        """Has a table built; None if it can never lie there, too many are built already, or there is no thread."""
+        """Starts to build a table; returns None if it can never fit, too many are being built, or no thread is free."""
         num_states, num_classes = grammar.size
         if grammar in self._failed or not self.pool.could_hold(num_states, num_classes):
             return None
@@ -172,7 +172,7 @@ class DeviceGrammars:
         return building
 
     def _add(self, table: GrammarTable) -> TablePlace | None:
-        """Puts a table into the pool, in place of others that this launch does not need if there is no room."""
+        """Puts a table into the pool; if there is no room, evicts others that this launch does not need."""
         place = self.pool.add(table)
         idle = [grammar for grammar, placed in self._placed.items() if placed.used < self._launch]
         for grammar in sorted(idle, key=lambda grammar: self._placed[grammar].used):
@@ -184,7 +184,7 @@ class DeviceGrammars:
 
 
 def build_table(grammar: Table) -> GrammarTable:
-    """A grammar's table in tensors."""
+    """Returns a grammar's table as tensors."""
     try:
         return GrammarTable(*map(torch.from_numpy, grammar.arrays()))
     except Exception:

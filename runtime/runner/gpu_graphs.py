@@ -1,4 +1,4 @@
-"""Passes as CUDA graphs: one for each size and kind, captured when it first runs."""
+"""CUDA graphs of passes: one for each size and kind, captured when it first runs."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ Step = Callable[[], torch.Tensor]
 
 
 class Replays(Protocol):
-    """Runs a step again and again; the step reads and writes tensors that stay, and returns one of them.
+    """Runs a step repeatedly; the step reads and writes fixed tensors, and returns one of them.
 
-    captures    a step is recorded the first time it runs, so that it pays to run it before it is needed
+    captures    a step is captured the first time it runs, so that it pays to run it before it is needed
     """
 
     captures: bool
 
     def run(self, key: Hashable, step: Step) -> torch.Tensor:
-        """Runs `step`, or what was captured of the first step with this key."""
+        """Runs `step`, or the capture of the first step with this key."""
 
 
 class Eager:
-    """Runs the step itself each time: where there are no graphs."""
+    """Runs the step itself each time, where graphs are not supported."""
 
     captures = False
 
@@ -37,8 +37,8 @@ class Eager:
 class CudaGraphs:
     """Captures a step when its key is first seen, and replays it from then on.
 
-    All graphs share one pool of memory, since they never run at the same time. A step that cannot be captured runs
-    eagerly, and a warning says so.
+    All graphs share one memory pool, since they never run at the same time. A step that cannot be captured runs
+    eagerly, with a warning.
     """
 
     captures = True
@@ -49,7 +49,7 @@ class CudaGraphs:
 
     def run(self, key: Hashable, step: Step) -> torch.Tensor:
         if key not in self._captured:
-            # The step runs once outside: kernels are compiled and libraries set up then, which a capture must not see.
+            # Runs the step once outside the capture, which must not include compilation and library initialisation.
             result = step()
             self._captured[key] = self._capture(key, step, result)
             return result
@@ -65,7 +65,7 @@ class CudaGraphs:
     ) -> tuple[torch.cuda.CUDAGraph, torch.Tensor] | None:
         graph = torch.cuda.CUDAGraph()
         try:
-            # What other threads of the process do on their own streams is no part of the step, and may go on.
+            # Work of other threads on their own streams is not part of the step, and may continue.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 step()
         except RuntimeError:
@@ -76,7 +76,7 @@ class CudaGraphs:
 
 
 def graph_sizes(most: int) -> list[int]:
-    """Numbers of rows that graphs are made for, up to `most`: padding costs at most an eighth above 8 rows."""
+    """Returns the numbers of rows of graphs, up to `most`: above 8 rows, padding costs at most an eighth."""
     sizes = [size for size in (1, 2, 4, 8) if size < most]
     step = 8
     size = 16

@@ -1,7 +1,8 @@
-"""Passes of any mix of prompts' chunks, drafts and single tokens as graphs, up to the size at which launches cost less
-than what they launch.
+"""Passes of any mix of prompt chunks, drafts and single tokens as graphs, up to the size beyond which launch overhead
+no longer matters.
 
-A pass is padded to one of a few sizes. What a padding token computes nobody reads, and its key and value go nowhere.
+A pass is padded to one of a few sizes. The results of padding tokens are not read, and their keys and values are not
+stored.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ model of 0.6 billion weights on an H200 came after 14 ms, and comes after 3 ms."
 
 
 def sizes_up_to(num_tokens: int) -> tuple[int, ...]:
-    """The sizes of graphs for passes of so many tokens and fewer."""
+    """Returns the sizes of graphs for passes of up to `num_tokens` tokens."""
     return SIZES[: 1 + sum(size < num_tokens for size in SIZES)]
 
 
 @dataclass(frozen=True)
 class _Place:
-    """The attention of passes of one size: the work list's numbers on the host, and where they go on the device."""
+    """Attention of passes of one size: the work list's numbers on the host, and their tensors on the device."""
 
     capacity: WorkCapacity
     host: Int32
@@ -45,7 +46,7 @@ class _Place:
 class MixedPasses:
     """Runs `model` over batches: those of up to `sizes[-1]` tokens as graphs, each padded to the next size.
 
-    planner    of the attention of graphs; None: all batches run eagerly
+    planner    planner of the graphs' attention; None: all batches run eagerly
     """
 
     def __init__(
@@ -73,14 +74,14 @@ class MixedPasses:
         return _Place(capacity, np.zeros(capacity.size, np.int32), buffer, capacity.views(buffer))
 
     def warm_ups(self) -> Iterator[Callable[[], object]]:
-        """Runs of each size, the largest first, on padding alone: their graphs are there when a prompt comes."""
+        """Yields a run of each size on padding, the largest first, so that graphs exist before the first prompt."""
         for size in reversed(self._places):
             yield functools.partial(self._run, size)
 
     def forward(self, batch: Batch, feed: Callable[[torch.Tensor], None]) -> torch.Tensor:
-        """The model's last states of the batch's tokens, [T or more, hidden_size], good until the next call.
+        """Returns the model's last states of the batch's tokens, [T or more, hidden_size], valid until the next call.
 
-        feed    puts the tokens that only the device knows into their places in [T or more]
+        feed    writes the tokens that only the device knows to their places in [T or more]
         """
         size = self._placed(batch)
         if size is None:
@@ -100,9 +101,9 @@ class MixedPasses:
         return self._run(size)
 
     def _placed(self, batch: Batch) -> int | None:
-        """Writes the batch's attention into the place of its size, which is returned.
+        """Writes the batch's attention to the place of its size, and returns that size.
 
-        None: the batch is too large, its attention is in too many parts, or each sequence has one token.
+        None: the batch is too large, its attention has too many parts, or each sequence has one token.
         """
         size = next((size for size in self._places if size >= len(batch.tokens)), None)
         if size is None or self._planner is None:

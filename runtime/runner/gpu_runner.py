@@ -1,4 +1,4 @@
-"""Passes on a GPU: launched without waiting, one ahead of what has been read; decode steps draw on the device."""
+"""Passes on a GPU: launched without waiting, one ahead of the last one read; decode steps draw on the device."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from .runner import DrawSpec, Pass, build_batch
 
 @dataclass(frozen=True, slots=True)
 class _StepKind:
-    """Kind of a decode step, by what its draws are made of: each has graphs of its own.
+    """Kind of a decode step, by the features of its draws: each kind has its own graphs.
 
     filters    there may be rows with top-k, top-p or min-p
     tables     rows that are constrained by a table
@@ -55,7 +55,7 @@ class _StepKind:
         adjusted = any(spec.adjusts for spec in specs)
         tables = adjusted or any(spec.matcher is not None for spec in specs)
         if scored > 1 or (scored and (filters or tables)):
-            return cls(filters=True, tables=True, adjusted=True, scored=scored)  # else there would be 24 kinds more
+            return cls(filters=True, tables=True, adjusted=True, scored=scored)  # else there would be 24 more kinds
         return cls(filters, tables, adjusted, scored)
 
 
@@ -73,12 +73,12 @@ _COMMON_KINDS = (
 
 
 class _DecodeTensors:
-    """Tensors of decode steps that stay where they are, so that graphs find them, for up to R rows in as many slots.
+    """Tensors of decode steps at fixed addresses for graphs, for up to R rows in as many slots.
 
-    rows      int32 [R]    the slot of each row; 0 pads
-    inputs    of the model, for each row
-    drawn     int64 [R]    the token drawn for each row
-    off       what rows that nobody fills in are drawn by
+    rows      int32 [R]    slot of each row; 0 for padding
+    inputs    model inputs of each row
+    drawn     int64 [R]    token drawn for each row
+    off       sampling parameters of unused rows
     """
 
     def __init__(self, max_num_seqs: int, device: torch.device) -> None:
@@ -90,14 +90,14 @@ class _DecodeTensors:
         self._logits: torch.Tensor | None = None
 
     def seat(self, row_slots: list[int]) -> None:
-        """Says which slot each row is of, if that has changed."""
+        """Sets the slot of each row, if that has changed."""
         if self._seated != row_slots:
             (rows,) = upload(self.rows.device, np.array(row_slots, np.int32))
             self.rows[: len(row_slots)].copy_(rows)
             self._seated = row_slots
 
     def logits(self, logits: torch.Tensor) -> torch.Tensor:
-        """Returns a copy of `logits` [size, V], in float32, that stays."""
+        """Returns a copy of `logits` [size, V], in float32, at a fixed address."""
         if self._logits is None:
             shape = len(self.rows), logits.shape[1]
             self._logits = torch.empty(shape, dtype=torch.float32, device=self.rows.device)
@@ -107,7 +107,7 @@ class _DecodeTensors:
 class GpuPasses:
     """`PassRunner` over a model on a GPU.
 
-    shared_reads   None: each row of a decode step reads all of its context by itself
+    shared_reads   None: each row of a decode step reads its whole context by itself
     mixed          the model, and its passes of any shape
 
     A step in which each sequence computes one token, and the device can draw it, is a graph: one launch.
@@ -144,9 +144,9 @@ class GpuPasses:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Runs every pass that has a graph, on padding rows: kernels are compiled, and common graphs captured.
+        """Runs every pass that has a graph on padding rows, to compile kernels and capture common graphs.
 
-        The rest of the graphs are left to `prepare`.
+        The other graphs are left to `prepare`.
         """
         *smaller, largest = self._sizes if self._mixed.replays.captures else self._sizes[-1:]
         with on_device(self.device):
@@ -172,7 +172,7 @@ class GpuPasses:
         return bool(self._warm_ups)
 
     def _decode_kinds(self) -> list[Callable[[int], object]]:
-        """Decode steps of each kind, by their number of rows, on padding rows; the most common first."""
+        """Returns decode steps of each kind on padding rows, by their number of rows; the most common first."""
 
         def warm(shares: bool, size: int) -> PaddedWork[torch.Tensor] | None:
             self._tensors.seat([0] * size)
@@ -191,7 +191,7 @@ class GpuPasses:
         return [*draws, *(functools.partial(scored, shares) for shares in reads)]
 
     def _draw_kinds(self) -> tuple[list[Callable[[], object]], list[Callable[[], object]]]:
-        """Draws that the host may ask for, of each kind that is compiled by itself: common ones, those with biases."""
+        """Returns draws that the host may request, of each kind that is compiled separately: common, and biased."""
 
         def draw(params: SamplingParams, masked: int | None) -> None:
             logits = self._logits_step(1, None)
@@ -217,7 +217,7 @@ class GpuPasses:
             place = self._grammars.place(spec.matcher.grammar)
         if place is None:
             return False
-        # The state is known here, or to the device, which has followed the tokens that nobody has read.
+        # The state is known here, or on the device, which has followed the unread tokens.
         return work.start < len(work.sequence.tokens) or (slot is not None and slot.place is place)
 
     @torch.inference_mode()
@@ -233,7 +233,7 @@ class GpuPasses:
         if len(rows):
             try:
                 self._mixed.attention.set_pages(rows, columns, pages)
-            except BaseException:  # without memory the pass is made again
+            except BaseException:  # a pass without memory is repeated
                 for slot in slots:
                     slot.lease = None
                 raise
@@ -271,13 +271,13 @@ class GpuPasses:
         return self._mixed.replays.run(("logits", size, shared is None), lambda: self._score(size, shared))
 
     def _in_parts(self, hidden: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Logits of rows [R, hidden_size], as many at a time as sequences may run: memory for these was kept free."""
+        """Yields logits of rows [R, hidden_size], at most max_num_seqs at a time: memory for these is reserved."""
         most = self._sizes[-1]
         for start in range(0, len(hidden), most):
             yield self._mixed.model.logits(hidden[start : start + most])
 
     def _forward(self, plan: Plan, slots: list[Slot]) -> torch.Tensor:
-        """The model's last states at the plan's logit rows, [R, hidden_size]."""
+        """Returns the model's last states at the plan's logit rows, [R, hidden_size]."""
         order = list(range(len(slots)))
         shared: tuple[SharedPrefix, ...] = ()
         if self._shared_reads is not None:
@@ -299,9 +299,9 @@ class GpuPasses:
         return self._mixed.forward(batch, feed).index_select(0, logit_rows)
 
     def _prepare(self, plan: Plan, slots: list[Slot], specs: Sequence[DrawSpec] | None, *, tables: bool) -> None:
-        """Sends what the device does not know yet of the sequences that it is to go on with.
+        """Sends the state that the device lacks of the sequences in the step.
 
-        tables    the step looks for constraints' tables
+        tables    the step uses tables of constraints
         """
         stale: list[tuple[Slot, Work]] = []
         for work, slot in zip(plan.work, slots, strict=True):
@@ -321,7 +321,7 @@ class GpuPasses:
             slot.spec = spec
 
     def _prepare_grammars(self, slots: list[Slot], specs: Sequence[DrawSpec], stale: AbstractSet[Slot]) -> None:
-        """Sends tables and states of the sequences that come, or whose course was changed."""
+        """Sends tables and states of new sequences, and of those that were rewound."""
         news = []
         for slot, spec in zip(slots, specs, strict=True):
             place = self._grammars.place(spec.matcher.grammar) if spec.matcher is not None else None
@@ -332,7 +332,7 @@ class GpuPasses:
             self._grammars.put([slot for slot, _ in news], [matcher for _, matcher in news])
 
     def _hidden(self, size: int, shared: PaddedWork[torch.Tensor] | None) -> torch.Tensor:
-        """The model's last states for the tokens drawn last in the first `size` rows, [size, hidden_size]."""
+        """Returns the model's last states for the tokens drawn last in the first `size` rows, [size, hidden_size]."""
         rows, inputs = self._tensors.rows[:size], self._tensors.inputs.first(size)
         state, attention = self._state, self._mixed.attention
         page_size = attention.shape.page_size
@@ -341,11 +341,11 @@ class GpuPasses:
         return self._mixed.model.forward(inputs.tokens, inputs.positions, attention)
 
     def _score(self, size: int, shared: PaddedWork[torch.Tensor] | None) -> torch.Tensor:
-        """Logits of one more token of each of the first `size` rows; `keep` moves the rows on."""
+        """Returns logits for one more token of each of the first `size` rows; `keep` advances the rows."""
         return self._tensors.logits(self._mixed.model.logits(self._hidden(size, shared), keep_dtype=True))
 
     def _decode(self, size: int, shared: PaddedWork[torch.Tensor] | None, kind: _StepKind) -> torch.Tensor:
-        """One token of each of the first `size` rows, drawn and kept for the next step."""
+        """Draws one token for each of the first `size` rows, and keeps it for the next step."""
         rows, inputs, state = self._tensors.rows[:size], self._tensors.inputs.first(size), self._state
         drawn = self._tensors.drawn[:size]
         logits = self._mixed.model.logits(self._hidden(size, shared), keep_dtype=True)
@@ -374,9 +374,9 @@ class GpuPasses:
         return draw_rows(self._drawing.draw, logits, rows, masks, off, self._drawing.likeliest)
 
     def keep(self, plan: Plan, slots: list[Slot], tokens: torch.Tensor, rows: Sequence[Row]) -> None:
-        """Puts the tokens drawn from a pass of any shape where the next pass finds them; `tokens` int64 [R].
+        """Stores the tokens drawn from a pass of any shape for the next pass; `tokens` int64 [R].
 
-        Constraints whose tables are on the device follow them there.
+        Advances the constraints whose tables are on the device.
         """
         picked, kept, positions = [], [], []
         followed: list[tuple[Slot, TableMatcher]] = []
@@ -392,7 +392,7 @@ class GpuPasses:
                 if matcher is not None and self._grammars.place(matcher.grammar) is not None:
                     followed.append((slot, matcher))
             elif work.samples:
-                slot.position = -1  # how many drafts are right is not known yet
+                slot.position = -1  # the number of right drafts is not known yet
             row += work.logits_stop - work.logits_start
         if not picked:
             return
@@ -411,7 +411,7 @@ class GpuPasses:
 
 
 class GpuPass:
-    """A pass of any shape: its logits, which come in parts, are drawn from when the host knows how."""
+    """A pass of any shape: tokens are drawn from its logits, in parts, once the host has the parameters."""
 
     def __init__(self, runner: GpuPasses, plan: Plan, slots: list[Slot], logits: Iterator[torch.Tensor]) -> None:
         self._runner, self._plan, self._slots, self._logits = runner, plan, slots, logits
@@ -454,7 +454,7 @@ class GpuPass:
 class DrawnPass:
     """Decode steps whose tokens were drawn on the device.
 
-    download   the tokens of each step, and the log-probabilities of each, if any are asked for
+    download   tokens of each step, and its log-probabilities, if any are requested
     """
 
     def __init__(self, download: Download, specs: Sequence[DrawSpec], device: torch.device) -> None:
@@ -482,7 +482,7 @@ class DrawnPass:
 def _in_plan_order(
     logit_rows: npt.NDArray[np.int64], works: Sequence[Work], order: Sequence[int]
 ) -> npt.NDArray[np.int64]:
-    """The logit rows of `works`, which were put in this order, as the plan has them."""
+    """Returns the logit rows of the reordered `works` in the order of the plan."""
     stops = np.cumsum([work.logits_stop - work.logits_start for work in works])
     parts = np.split(logit_rows, stops[:-1])
     place = np.argsort(order)

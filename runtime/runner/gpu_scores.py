@@ -20,15 +20,15 @@ from ..sampler.torch_sampler import log_sum
 from .runner import DrawSpec
 
 _GROWTH = 4
-"""Each size that graphs are made for is so many times the one before."""
+"""Ratio of successive sizes for which graphs are captured."""
 
 _BLOCK = 16
-"""Rows that are computed at once: what is between takes the memory of several copies of their logits."""
+"""Rows computed at once: intermediate results take the memory of several copies of their logits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Logits of the scored rows as they are before the draw, which may change the tables.
+    """Logits of the scored rows before the draw, which may change the tables.
 
     Lines are float32 [N, V], sums (see log_sum) float64 [N, 1]; `final`: after penalties, bias and mask.
     """
@@ -40,9 +40,9 @@ class Lines:
 
 
 class DeviceScores:
-    """Tensors that stay, so that graphs find them, for up to R rows that ask for log-probabilities.
+    """Tensors at fixed addresses for graphs, for up to R rows that request log-probabilities.
 
-    values   float64 [R, 2 + 2 K], of each row: log-probability of the token drawn, and that after penalties, bias and
+    values   float64 [R, 2 + 2 K], for each row: log-probability of the drawn token, and that after penalties, bias and
              mask; ids of the K likeliest tokens, and their log-probabilities
     """
 
@@ -60,7 +60,7 @@ class DeviceScores:
         self._seated: list[int] = []
 
     def seat(self, rows: list[int], size: int) -> int:
-        """Says which rows of a step of `size` ask. Returns how many to compute: some may come twice, to no harm."""
+        """Sets the scored rows of a step of `size`. Returns the number to compute: some may be repeated, harmlessly."""
         if not rows:
             return 0
         count = 1
@@ -75,9 +75,9 @@ class DeviceScores:
         return count
 
     def begin(self, count: int, logits: torch.Tensor, rows: SampleRows, tables: SampleTables) -> Lines:
-        """Reads the first `count` scored rows of `logits` [B, V], as the model gave them, before a token is drawn.
+        """Reads the first `count` scored rows of `logits` [B, V], as computed by the model, before a token is drawn.
 
-        With biases there are counts, too.
+        With biases there are counts too.
         """
         index = self._rows[:count]
         raw = logits.index_select(0, index).float()
@@ -93,7 +93,7 @@ class DeviceScores:
         return Lines(raw, raw_sum, final, final_sum)
 
     def end(self, lines: Lines, drawn: torch.Tensor) -> None:
-        """Fills `values` with what the tokens `drawn` int64 [B] have come to."""
+        """Fills `values` for the tokens `drawn` int64 [B]."""
         count = len(lines.raw)
         named = drawn.index_select(0, self._rows[:count]).clamp(min=0)[:, None]
         top = self._likeliest(lines.raw, self._width)
@@ -105,12 +105,12 @@ class DeviceScores:
 
 
 def asking(specs: Sequence[DrawSpec]) -> list[int]:
-    """The rows that ask for log-probabilities."""
+    """Returns the rows that request log-probabilities."""
     return [index for index, spec in enumerate(specs) if spec.params.logprobs is not None]
 
 
 def fill(draws: Draws, specs: Sequence[DrawSpec], values: npt.NDArray[np.float64]) -> None:
-    """Adds log-probabilities to the `draws` of a step; `values` are those of its scored rows, as DeviceScores has."""
+    """Adds log-probabilities to the `draws` of a step, from `values` of its scored rows as in DeviceScores."""
     width = (values.shape[1] - 2) // 2
     ids = values[:, 2 : 2 + width].astype(np.int64).tolist()
     for line, index in enumerate(asking(specs)):

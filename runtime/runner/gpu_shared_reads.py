@@ -1,4 +1,4 @@
-"""Prefixes that the sequences of a decode step share, kept on the device as work that reads each of them once."""
+"""Shared reads: work lists on the device that read prefixes shared by sequences of a decode step only once."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ..scheduler.scheduler import Work
 from .gpu_slots import Slot
 
 _REPLAN_TOKENS = 128
-"""By so much sequences may grow on one plan: the last item of each is open, but balanced for the length it had."""
+"""Growth of sequences within one plan: the last item of each is open, but balanced for its initial length."""
 
 
 _MIN_TOKENS = 64
-"""Fewer in common are not looked at: no plan would read them apart."""
+"""Shorter common prefixes are ignored: no plan would read them separately."""
 
 
 def arrange(works: AbstractSequence[Work], page_size: int) -> tuple[list[int], tuple[SharedPrefix, ...]]:
-    """An order that puts works with common cached pages side by side, and the groups in that order."""
+    """Returns an order that puts works with common cached pages side by side, and the groups in that order."""
     pages = []
     for work in works:
         lease = work.sequence.lease
@@ -40,7 +40,7 @@ def _min_pages(page_size: int) -> int:
 
 
 class SharedReads:
-    """The work list of the rows that decode now; planned anew when they change, or have grown."""
+    """Work list of the current decode rows, planned anew when they change or have grown."""
 
     def __init__(self, planner: TreePlanner, max_rows: int, page_size: int, device: torch.device) -> None:
         self._planner = planner
@@ -49,19 +49,19 @@ class SharedReads:
         self._host = np.zeros(self._capacity.size, np.int32)
         self._buffer = torch.zeros(self._capacity.size, dtype=torch.int32, device=device)
         self._index: SharingIndex[int] = SharingIndex(min_pages=_min_pages(page_size))
-        self._known: dict[int, tuple[Lease, int, int]] = {}  # of each slot: lease, what changes with its pages, epoch
+        self._known: dict[int, tuple[Lease, int, int]] = {}  # by slot: lease, version of its pages, epoch
         self._rows: list[int] = []
         self._planned_at = 0
         self._work: PaddedWork[torch.Tensor] | None = None
 
     def nothing(self) -> PaddedWork[torch.Tensor]:
-        """Forgets the plan; returns work of no rows, where plans are kept: what warms a graph up must read nothing."""
+        """Forgets the plan; returns work without rows in the same tensors: the warm-up of a graph must read nothing."""
         self._buffer.zero_()
         self._rows = []
         return self._capacity.views(self._buffer)
 
     def update(self, works: AbstractSequence[Work], slots: AbstractSequence[Slot]) -> PaddedWork[torch.Tensor] | None:
-        """Plans the rows' attention, in tensors that stay where they are; None: nothing worth it is shared."""
+        """Plans the rows' attention, in tensors at fixed addresses; returns None if nothing worthwhile is shared."""
         rows = [slot.index for slot in slots]
         changed = self._follow(works, rows)
         length = works[0].stop
@@ -72,9 +72,9 @@ class SharedReads:
         return self._work
 
     def _follow(self, works: AbstractSequence[Work], rows: list[int]) -> bool:
-        """Tells the index who came, went or has other pages; whether anything changed.
+        """Updates the index with new and ended sequences and changed pages; returns True if anything changed.
 
-        A new epoch is a change, too: the sequence has become shorter, and a plan says which keys need no mask.
+        A new epoch is a change too: the sequence has become shorter, and a plan determines which keys need no mask.
         """
         changed = False
         gone = self._known.keys() - set(rows) if len(self._known) != len(rows) or rows != self._rows else ()
@@ -89,7 +89,7 @@ class SharedReads:
             version = lease.num_shared + lease.rewrites
             if known is not None and known[0] is lease and known[1:] == (version, work.epoch):
                 continue
-            # Pages of its own are nobody else's.
+            # Its own pages are not shared.
             pages = lease.pages[: lease.num_shared]
             if known is None:
                 self._index.join(row, pages)

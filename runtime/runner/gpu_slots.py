@@ -23,14 +23,14 @@ Int32 = npt.NDArray[np.int32]
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """The device's state of one sequence, as the host knows it.
+    """The device's state of one sequence, as known to the host.
 
-    position   where the token drawn last goes: the device has it, and its own count agrees; -1: neither is so
-    epoch      of the sequence when that was so
-    spec       the sampling parameters that were sent
-    place      where the table of its constraint lies that it was told, with the state; None: it has none
-    counted    epoch and number of the tokens that its line of counts has; see DeviceAdjustments
-    lease, rewrites, num_pages   which pages were sent
+    position   position of the last drawn token, if that token and its position are on the device; -1 otherwise
+    epoch      epoch of the sequence at that time
+    spec       sampling parameters that were sent
+    place      place of its constraint's table that was sent, with the state; None: it has no constraint
+    counted    epoch and number of the tokens in its line of counts; see DeviceAdjustments
+    lease, rewrites, num_pages   pages that were sent
     """
 
     index: int
@@ -45,7 +45,7 @@ class Slot:
 
 
 class SlotTable:
-    """Gives each sequence that runs a slot, and keeps it until it stops. Slot 0 is nobody's: padding rows use it."""
+    """Assigns a slot to each running sequence until it stops. Slot 0 is reserved for padding rows."""
 
     def __init__(self, num_sequences: int) -> None:
         self._slots: dict[Sequence, Slot] = {}
@@ -55,11 +55,11 @@ class SlotTable:
         return len(self._slots)
 
     def find(self, sequence: Sequence) -> Slot | None:
-        """The slot of a sequence, if it has one."""
+        """Returns the slot of a sequence; None if it has none."""
         return self._slots.get(sequence)
 
     def assign(self, sequences: Iterable[Sequence]) -> list[Slot]:
-        """The slot of each; sequences that hold no pages any more have lost theirs.
+        """Returns the slot of each sequence; sequences that no longer hold pages lose theirs.
 
         Raises RuntimeError if more sequences hold pages than there are slots.
         """
@@ -81,7 +81,7 @@ class SlotTable:
 
 
 def page_changes(sequences: AbstractSequence[Sequence], slots: AbstractSequence[Slot]) -> tuple[Int32, Int32, Int32]:
-    """Entries (slot, column, page) of the device's page table that differ from the sequences' leases; now sent."""
+    """Returns entries (slot, column, page) of the device's page table that differ from the leases; marks them sent."""
     rows: list[int] = []
     columns: list[int] = []
     pages: list[int] = []
@@ -99,12 +99,12 @@ def page_changes(sequences: AbstractSequence[Sequence], slots: AbstractSequence[
 
 
 _INACTIVE = -1.0
-"""The temperature of slot 0, by which the sampler knows a padding row."""
+"""Temperature of slot 0, which marks a padding row for the sampler."""
 
 
 class DeviceState:
-    """Vectors over the slots. The host writes an entry when a sequence comes or its course was changed; a decode step
-    advances all entries of its rows by itself."""
+    """Vectors over the slots. The host writes entries of new and rewound sequences; a decode step advances those of its
+    rows by itself."""
 
     def __init__(self, num_slots: int, device: torch.device) -> None:
         self.device = device
@@ -118,14 +118,14 @@ class DeviceState:
     def put(
         self, slots: AbstractSequence[Slot], tokens: AbstractSequence[int], positions: AbstractSequence[int]
     ) -> None:
-        """Sets the last tokens and where they go."""
+        """Sets the last tokens and their positions."""
         index = np.array([slot.index for slot in slots], np.int64)
         where, token, position = upload(self.device, index, np.array(tokens, np.int64), np.array(positions, np.int64))
         self.last_token.index_copy_(0, where, token)
         self.position.index_copy_(0, where, position)
 
     def put_specs(self, slots: AbstractSequence[Slot], specs: AbstractSequence[DrawSpec]) -> None:
-        """Sets how tokens are drawn."""
+        """Sets the sampling parameters of slots."""
         index = np.array([slot.index for slot in slots], np.int64)
         seed = seed_bits([spec.seed for spec in specs])
         numbers = [sampling_numbers(spec.params) for spec in specs]
@@ -137,7 +137,7 @@ class DeviceState:
         self._floats.index_copy_(1, where, values)
 
     def sample_rows(self, slots: torch.Tensor, draw_positions: torch.Tensor, off: SampleRows) -> SampleRows:
-        """Returns sampling parameters of the sequences in `slots` int64 [B]; `off` has what is not used, for B rows."""
+        """Returns sampling parameters of the sequences in `slots` int64 [B]; unused ones are those of `off`, B rows."""
         floats = self._floats.index_select(1, slots)
         return replace(
             off,

@@ -1,4 +1,4 @@
-"""Facts about this machine, without asking torch: cores, and whether a GPU may be there."""
+"""Facts about this machine, without torch: its cores, and the possible presence of a GPU."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import sys
 from pathlib import Path
 
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
-"""Files of the drivers of GPUs that torch computes on: NVIDIA's, the same through Windows, and AMD's."""
+"""Device files of GPU drivers that torch supports: NVIDIA's, NVIDIA's under Windows, and AMD's."""
 
 
 _GPUS = ("/dev/nvidia[0-9]*", "/proc/driver/nvidia/gpus/*")
 
 
 def may_have_gpu() -> bool:
-    """False if torch would find none, so that it need not be asked."""
+    """Returns False if torch would certainly find no GPU, so that it need not be imported."""
     if sys.platform == "linux":
         return any(os.path.exists(driver) for driver in _DRIVERS)
     return sys.platform != "darwin"
 
 
 def hidden_gpu() -> str | None:
-    """Returns a file of the driver that tells of an NVIDIA GPU; None if none does, or if the user hides it."""
+    """Returns a driver's file that indicates an NVIDIA GPU; None if there is none, or if the user hides it."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1", "NoDevFiles"):
         return None
     found = (path for pattern in _GPUS for path in sorted(glob.glob(pattern)))
@@ -31,7 +31,7 @@ def hidden_gpu() -> str | None:
 
 
 def num_threads() -> int:
-    """Returns how many threads should compute: OMP_NUM_THREADS, or one for each core that this process may use."""
+    """Returns the number of compute threads: OMP_NUM_THREADS, or one for each core that this process may use."""
     named = os.environ.get("OMP_NUM_THREADS", "")
     if named.isdigit() and int(named) > 0:
         return int(named)
@@ -50,7 +50,7 @@ def _core(processor: int) -> str:
 
 
 def _quota() -> int:
-    """Processors' worth of time that a container may take."""
+    """Returns the number of processors whose time a container may use."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return math.ceil(int(quota) / int(period))

@@ -1,4 +1,4 @@
-"""Memory of the host that this process can still take: the least that the machine, cgroups and rlimits leave it."""
+"""Host memory that this process can still allocate: the least of what the machine, cgroups and rlimits leave it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 _UNKNOWN = 4 << 30
-"""Bytes, on a system that does not tell: what any machine that runs a language model has."""
+"""Bytes assumed on a system that does not report them: any machine for language models has that much."""
 
 _RLIMITS = (("RLIMIT_AS", resource.RLIMIT_AS, "VmSize"), ("RLIMIT_DATA", resource.RLIMIT_DATA, "VmData"))
-"""Limits of a process, each with the line of /proc/self/status that counts against it."""
+"""Limits of a process, each with the field of /proc/self/status that counts against it."""
 
 
 @dataclass(frozen=True, slots=True)
 class FreeMemory:
-    """Bytes that can be taken, and who sets that bound: "the machine", a cgroup's file, or a limit of the process."""
+    """Bytes that can be allocated, and the source of that limit: "the machine", a cgroup's file, or a process limit."""
 
     num_bytes: int
     bound: str = "the machine"
@@ -26,16 +26,16 @@ class FreeMemory:
 
 
 def free_memory(root: Path = Path("/")) -> FreeMemory:
-    """Returns what can be taken before the first bound is reached. `root` is where proc and cgroups are mounted.
+    """Returns the memory that can be allocated before the first limit. `root` is the mount point of proc and cgroups.
 
-    A bound that cannot be read is taken for none.
+    A limit that cannot be read is ignored.
     """
     free = [FreeMemory(_available(root)), *_in_cgroups(root), *_within_rlimits(root)]
     return min(free, key=lambda one: one.num_bytes)
 
 
 def _available(root: Path) -> int:
-    """Bytes that the machine has for new processes without swapping."""
+    """Returns the bytes that the machine has for new processes without swapping."""
     kilobytes = _fields(root / "proc/meminfo").get("MemAvailable")
     return _UNKNOWN if kilobytes is None else kilobytes * 1024
 
@@ -44,7 +44,7 @@ def _available(root: Path) -> int:
 
 
 def _within_rlimits(root: Path) -> Iterator[FreeMemory]:
-    """Yields what the process's own limits leave: they count addresses, whether or not there is memory behind them."""
+    """Yields the memory left by the process's own limits, which count addresses even without memory behind them."""
     used = _fields(root / "proc/self/status")
     for name, number, counted in _RLIMITS:
         limit, _ = resource.getrlimit(number)
@@ -56,13 +56,13 @@ def _within_rlimits(root: Path) -> Iterator[FreeMemory]:
 
 
 def _in_cgroups(root: Path) -> Iterator[FreeMemory]:
-    """Yields what is left in each control group that this process is in: its own, and all that hold it."""
+    """Yields the memory left in this process's control group and in each of its ancestors."""
     paths = _cgroup_paths(root)
     for mount, base, version in _cgroup_mounts(root):
         path = paths.get(version)
         if path is None:
             continue
-        # A container often sees its own group as the root of the mount, while its path is told from outside.
+        # A container often sees its own group as the root of the mount, while its path is given from outside.
         inside = path.relative_to(base) if path.is_relative_to(base) else PurePosixPath()
         parts = [part for part in inside.parts if part not in ("/", "..")]
         read = _left_in_v2 if version == 2 else _left_in_v1
@@ -71,7 +71,7 @@ def _in_cgroups(root: Path) -> Iterator[FreeMemory]:
 
 
 def _cgroup_paths(root: Path) -> dict[int, PurePosixPath]:
-    """The memory cgroup of this process in the hierarchies of version 1 and 2, as far as there are any."""
+    """Returns the memory cgroup of this process in the hierarchies of version 1 and 2, as far as they exist."""
     paths: dict[int, PurePosixPath] = {}
     for line in _text(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
@@ -84,7 +84,7 @@ def _cgroup_paths(root: Path) -> dict[int, PurePosixPath]:
 
 
 def _cgroup_mounts(root: Path) -> Iterator[tuple[Path, PurePosixPath, int]]:
-    """Yields where hierarchies that may bound memory are mounted, the group that is the root there, and the version."""
+    """Yields the mount points of hierarchies that may limit memory, each with its root group and version."""
     for line in _text(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         fields, described = before.split(), after.split()
@@ -98,7 +98,7 @@ def _cgroup_mounts(root: Path) -> Iterator[tuple[Path, PurePosixPath, int]]:
 
 
 def _left_in_v2(group: Path) -> Iterator[FreeMemory]:
-    """`memory.high` counts as well: beyond it the group is slowed until it stands still."""
+    """Yields the memory left by a group's limits. `memory.high` counts too: beyond it the group is throttled."""
     used = _number(group / "memory.current")
     if used is None:
         return
@@ -128,13 +128,13 @@ def _text(path: Path) -> str:
 
 
 def _number(path: Path) -> int | None:
-    """The number that is all of a file; None for "max", and if there is none."""
+    """Returns the number in a file; None for "max", and if there is no such file."""
     text = _text(path).strip()
     return int(text) if text.isascii() and text.isdigit() else None
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """Numbers by name, of lines such as "MemAvailable:  1234 kB" and "inactive_file 1234"."""
+    """Returns numbers by name, from lines such as "MemAvailable:  1234 kB" and "inactive_file 1234"."""
     found: dict[str, int] = {}
     for line in _text(path).splitlines():
         words = line.replace(":", " ", 1).split()

@@ -19,21 +19,21 @@ from .runner import Batch
 logger = logging.getLogger("bough.engine")
 
 _AHEAD = 256 << 20
-"""Bytes of the cache, at most, that are taken from the system before they are needed."""
+"""Most bytes of the cache that are allocated from the system before they are needed."""
 
 _FIRST_SLOTS = 2048
-"""Tokens of the cache that are taken before any is needed."""
+"""Tokens of the cache that are allocated before any is needed."""
 
 _PIECE = 2 << 20
-"""Bytes that are taken at a time: some 0.3 ms, or 5 where the machine is virtual and its host has to find them, too."""
+"""Bytes allocated at a time: about 0.3 ms, or 5 ms on a virtual machine, whose host must provide them too."""
 
 _SYSTEM_PAGE = 4096
 
 
 class NativeRunner:
-    """`LogitsRunner` over one KV cache: whole numbers of `kv_bits` bits, 8 or 16, with a scale for each token and head.
+    """`LogitsRunner` over one KV cache of integers of `kv_bits` bits, 8 or 16, with a scale for each token and head.
 
-    What a token's logits are does not depend, to the bit, on cache, batch, chunks or threads: see source/linear.h and
+    A token's logits do not depend, to the bit, on cache, batch, chunks or threads: see source/linear.h and
     source/attention.h.
     """
 
@@ -44,17 +44,17 @@ class NativeRunner:
         self._memory = aligned(num_bytes), aligned(num_bytes), aligned(scale_bytes)
         self._cache = native.Cache(*(memory.ctypes.data for memory in self._memory), num_slots, page_size, kv_bits)
         self._num_slots, self._num_layers = num_slots, decoder.num_layers
-        self._used = self._touched = 0  # slots of each layer: written to, and there for certain
+        self._used = self._touched = 0  # slots of each layer: written to, and certainly backed by memory
         self._untouched: Iterator[npt.NDArray[np.uint8]] = iter(())
         self._workspace = aligned(0)
         self._logits: Logits = np.empty((0, decoder.config.vocab_size), np.float32)
         self.faults: npt.NDArray[np.int32] | None = None
-        """Layers, plus 1, in which tokens of the last run first had numbers that were not finite, or 0: int32 [T]; None
-        if all were. Logits of such a token, and of all that see it, are NaN.
+        """Layer, plus 1, in which each token of the last run first had numbers that are not finite, or 0: int32 [T];
+        None if all were finite. The logits of such a token, and of all that attend to it, are NaN.
         """
 
     def run(self, batch: Batch) -> Logits | None:
-        """Logits, float32 [R, vocab_size], of the batch's logit rows, valid until the next run; None if it has none."""
+        """Returns the batch's logits, float32 [R, vocab_size], valid until the next run; None if it needs none."""
         library, decoder, attention = self._decoder.library, self._decoder, batch.attention
         arrays: list[npt.NDArray[Any]] = [
             *(np.ascontiguousarray(a, np.int64) for a in (batch.tokens, batch.positions)),
@@ -95,8 +95,8 @@ class NativeRunner:
         return self._logits[:num_logits] if num_logits else None
 
     def prepare(self) -> bool:
-        """Takes a piece of the cache from the system that passes to come will write to: in all, as much as was used
-        so far, up to some 256 MiB. False: that much is there.
+        """Allocates a piece of the cache from the system for later passes: in all as much as has been used so far, up
+        to about 256 MiB. Returns False if that much is allocated.
         """
         piece = next(self._untouched, None)
         if piece is None:
@@ -109,11 +109,11 @@ class NativeRunner:
             self._touched = wanted
             self._untouched = self._pieces(start, wanted)
             piece = next(self._untouched)
-        piece[::_SYSTEM_PAGE] |= 0  # a page that is only read stays the one of zeros that all share
+        piece[::_SYSTEM_PAGE] |= 0  # written, since a page that is only read remains the shared zero page
         return True
 
     def _pieces(self, start: int, stop: int) -> Iterator[npt.NDArray[np.uint8]]:
-        """The slots start .. stop of all layers."""
+        """Yields the slots start .. stop of all layers."""
         for memory in self._memory:
             for layer in memory.reshape(self._num_layers, -1):
                 size = len(layer) // self._num_slots

@@ -1,6 +1,6 @@
-"""Forward passes, launched and read: the seam between the engine's step and the device that runs it.
+"""Interface between the engine's step and the device that runs it: forward passes are launched, then read.
 
-A plan of the scheduler becomes a batch, flat arrays of which one pass reads.
+A plan of the scheduler becomes a batch: flat arrays for one pass.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ..scheduler.scheduler import Plan, Work
 
 @dataclass(frozen=True, slots=True)
 class DrawSpec:
-    """Rule by which a device draws a sequence's tokens by itself: the same at every position.
+    """Rule by which a device draws a sequence's tokens by itself, the same at every position.
 
-    `matcher` follows the sequence's constraint, if it has one: it stands where the tokens that the host knows end.
-    Tokens that are `banned` are never drawn.
+    `matcher` follows the sequence's constraint, if it has one, up to the tokens known to the host. `banned` tokens are
+    never drawn.
     """
 
     params: SamplingParams
@@ -35,17 +35,17 @@ class DrawSpec:
 
     @property
     def bias(self) -> dict[int, float]:
-        """Returns what is added to the logits of single tokens."""
+        """Returns the numbers that are added to the logits of single tokens."""
         return bias_of(self.params, self.banned)
 
     @property
     def penalised(self) -> bool:
-        """True if what is drawn depends on the tokens before."""
+        """True if draws depend on the previous tokens, by penalties."""
         return self.params.penalised
 
     @property
     def adjusts(self) -> bool:
-        """True if logits are changed by more than a mask."""
+        """True if logits are adjusted by more than a mask."""
         return self.penalised or bool(self.params.logit_bias or self.banned)
 
 
@@ -56,7 +56,7 @@ class Pass(Protocol):
         """Draws one token for each row of logits, in the order of the plan."""
 
     def read(self) -> list[Draws]:
-        """Returns what was drawn, one entry a plan; waits until it is there."""
+        """Waits for the draws and returns them, one entry per plan."""
 
     def done(self) -> bool:
         """True if `read` would not wait."""
@@ -65,10 +65,10 @@ class Pass(Protocol):
 class PassRunner(Protocol):
     """Runs plans on one device.
 
-    overlaps     a pass can be launched before the one before it is read: `launch` does not wait for the device
-    max_steps    plans of one launch at most; 1 if the device cannot draw by itself
+    overlaps     a pass can be launched before the previous one is read: `launch` does not wait for the device
+    max_steps    most plans of one launch; 1 if the device cannot draw by itself
     trees        prompts may end as trees of tokens
-    exact        a token's logits are the same to the bit whatever is computed beside it
+    exact        a token's logits do not depend, to the bit, on the rest of the batch
     """
 
     overlaps: bool
@@ -77,17 +77,17 @@ class PassRunner(Protocol):
     exact: bool
 
     def launch(self, plans: Sequence[Plan], specs: Sequence[DrawSpec] | None) -> Pass:
-        """Queues `plans`, one after the other.
+        """Queues `plans`, one after another.
 
-        With `specs`, one for each work, tokens are drawn on the device as well: all plans then decode the same
-        sequences, one token each. Without, there is one plan.
+        With `specs`, one for each work, the device also draws the tokens: all plans then decode the same sequences, one
+        token each. Without, there is one plan.
         """
 
     def draws(self, spec: DrawSpec, work: Work) -> bool:
-        """Tells whether the device can draw the token of `work`, to be launched now, and those after it by itself."""
+        """Returns True if the device can draw the token of `work`, to be launched now, and later ones by itself."""
 
     def prepare(self) -> bool:
-        """Does a little of what makes passes to come faster, when there is nothing else to do. False: none is left."""
+        """Does part of the work that makes later passes faster, while idle. Returns False if none is left."""
 
 
 # Batches
@@ -97,10 +97,10 @@ class PassRunner(Protocol):
 class Batch:
     """One forward pass over T tokens, R of whose positions need logits.
 
-    tokens, positions   int64 [T]   a token drawn by a step that nobody has read yet is 0 here
+    tokens, positions   int64 [T]   tokens drawn by steps that have not been read are 0 here
     logit_rows          int64 [R]   indices into the T tokens
-    fed                 int64 [F]   indices of the tokens that are not known here, only on the device
-    fed_rows            int64 [F]   which work of the plan each belongs to: its last drawn token
+    fed                 int64 [F]   indices of the tokens that are known only on the device
+    fed_rows            int64 [F]   work of the plan whose last drawn token each is
     attention           page tables and lengths
     """
 
@@ -118,10 +118,10 @@ def build_batch(
     table_row: npt.NDArray[np.int32] | None = None,
     shared: tuple[SharedPrefix, ...] = (),
 ) -> Batch:
-    """Lays the plan's work out in order, one segment of query tokens a sequence, or several of one that ends as a tree.
+    """Lays out the plan's work in order: a segment of query tokens per sequence, or several if it ends as a tree.
 
-    With `table_row`, where each work's page table is on the device, the page tables themselves are left out. `shared`
-    is as AttentionBatch has it, of the plan's work.
+    With `table_row`, the row of each work's page table on the device, the page tables themselves are omitted. `shared`
+    is as in AttentionBatch, for the plan's work.
     """
     tokens: list[int] = []
     fed: list[int] = []
@@ -182,7 +182,7 @@ def build_batch(
 
 
 def _slots(pages: array[int], start: int, stop: int, page_size: int) -> Iterable[int]:
-    """The slots of the cache that hold a sequence's tokens start .. stop."""
+    """Returns the slots of the cache that hold a sequence's tokens start .. stop."""
     if page_size == 1:
         return pages[start:stop]
     page, within = np.divmod(np.arange(start, stop), page_size)
@@ -190,13 +190,13 @@ def _slots(pages: array[int], start: int, stop: int, page_size: int) -> Iterable
     return found
 
 
-# Passes that compute at once
+# Passes that compute within the launch
 
 
 class LogitsRunner(Protocol):
-    """A model: a batch in, the logits [R, V] of its logit rows out, in the host's memory, valid until the next run.
+    """Computes the logits [R, V] of a batch's logit rows, in the host's memory, valid until the next run.
 
-    faults    [T]: not 0 where a token of the last run had numbers that were not finite; None if none had
+    faults    [T]: not 0 where a token of the last run had numbers that are not finite; None if none had
     """
 
     @property
@@ -206,7 +206,7 @@ class LogitsRunner(Protocol):
 
 
 class DirectPasses:
-    """`PassRunner` that computes within `launch`: for the CPU, where nothing would run meanwhile anyway."""
+    """`PassRunner` that computes within `launch`, for the CPU, where there is nothing to overlap with."""
 
     overlaps = False
     max_steps = 1
@@ -241,7 +241,7 @@ class DirectPasses:
 
 
 def _faulty_works(plan: Plan, faults: npt.NDArray[Any]) -> frozenset[int]:
-    """The works of which a token without logits has numbers that are not finite, by `faults` of all tokens [T]."""
+    """Returns the works in which a token without logits has numbers that are not finite, by `faults` [T] of all."""
     faulty, offset = set(), 0
     for index, work in enumerate(plan.work):
         own = faults[offset : offset + work.num_tokens]
@@ -252,7 +252,7 @@ def _faulty_works(plan: Plan, faults: npt.NDArray[Any]) -> frozenset[int]:
 
 
 class DirectPass:
-    """Logits that are there already."""
+    """Pass whose logits are already computed."""
 
     def __init__(self, logits: Logits | None, sampler: Sampler, faulty: frozenset[int]) -> None:
         self._sampler = sampler

@@ -1,4 +1,4 @@
-"""One forward pass on the device."""
+"""Runner of forward passes in torch, on any device."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class ModelRunner:
         self.attention = attention
         self.device = device
         self.faults: npt.NDArray[np.bool_] | None = None
-        """Tokens of the last run with numbers that were not finite, bool [T]; None if there were none."""
+        """Tokens of the last run with numbers that are not finite, bool [T]; None if there were none."""
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Logits | None:
-        """Logits [R, vocab_size] of the batch's logit rows, in the host's memory; None if it has none.
+        """Returns logits [R, vocab_size] of the batch's logit rows, in the host's memory; None if it has none.
 
         Raises:
-            MemoryError: there is too little for it.
+            MemoryError: there is too little memory for the pass.
         """
         with named_memory_errors():
             return self._run(batch)
@@ -38,7 +38,7 @@ class ModelRunner:
         tokens = torch.from_numpy(batch.tokens).to(self.device)
         positions = torch.from_numpy(batch.positions).to(self.device)
         hidden = self.model.forward(tokens, positions, self.attention)
-        finite = hidden.abs().amax(dim=-1).isfinite()  # of a row, what was not finite once remains so
+        finite = hidden.abs().amax(dim=-1).isfinite()  # a number that is not finite stays so in its row
         self.faults = None if bool(finite.all()) else (~finite).cpu().numpy()
         if not len(batch.logit_rows):
             return None

@@ -1,4 +1,4 @@
-"""Logits in the host's memory to tokens by the CPU library: one call a step, its threads share the rows."""
+"""Sampler in the CPU library, for logits in the host's memory: one call per step, whose threads share the rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..protocol.request import TokenLogprob
 from .rows import Draws, Logits, Masks, Row
 
 _ROW = struct.Struct("=Qqd2f7i")
-"""The part of bough_draw that a caller fills in."""
+"""Layout of the part of bough_draw that the caller fills in."""
 _SIZE = ctypes.sizeof(native.Draw)
 _WORD = (1 << 64) - 1
 _ROWS, _EDIT = np.dtype(native.Draw), np.dtype(native.Edit)
@@ -67,7 +67,7 @@ class NativeSampler:
 
 
 class _Edits:
-    """Changes of single logits, of all rows."""
+    """Edits of single logits, for all rows."""
 
     def __init__(self) -> None:
         self.num = 0
@@ -119,7 +119,7 @@ def _fill(memory: bytearray, offset: int, row: Row, edits: _Edits) -> None:
 
 
 def _logprob(draw: np.void, row: Row, line: Logits, top: Iterable[tuple[int, float]]) -> TokenLogprob:
-    """Returns what the library found for a row that asks for log-probabilities."""
+    """Returns the library's log-probabilities for a row that requests them."""
     if draw["token"] < 0:
         return TokenLogprob(0 if row.target is None else row.target, math.nan, (), None)
     log_sum = float(draw["raw_top"]) + math.log(draw["raw_sum"])

@@ -1,4 +1,4 @@
-"""Rows of logits to draw from: what each asks for, and what was drawn."""
+"""Rows of logits to draw from: the parameters of each, and its draw."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Masks = npt.NDArray[np.int32]
 class Row(msgspec.Struct, frozen=True):
     """Parameters of a draw from one row of logits.
 
-    seed         of the request, of which the lowest 64 bits count
-    position     of the token that is drawn; its random number is that of (seed, position)
+    seed         seed of the request, of which the lowest 64 bits count
+    position     position of the drawn token; its random number is that of (seed, position)
     counts       generated token id -> times, for frequency and presence penalties; read only
     seen         distinct prompt and generated ids, for the repetition penalty
     banned       ids not allowed here (ends of sequence before min_tokens)
-    masked       the row of the mask ring that applies, or None
-    matcher      that follows the constraint, if its states may live on the device: it stands before this draw
-    target       a token whose log-probability is asked for instead of a draw (scoring)
-    others       further such tokens: they come as the `top` of the first
+    masked       the row of the masks that applies, or None
+    matcher      matcher of the constraint before this draw, if its states may live on the device
+    target       a token whose log-probability is requested instead of a draw (scoring)
+    others       further such tokens: they are returned as the `top` of the first
     """
 
     params: SamplingParams
@@ -46,20 +46,20 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def bias(self) -> dict[int, float]:
-        """Returns what is added to the logits of single tokens: the request's own, and -inf for what is banned."""
+        """Returns the numbers added to the logits of single tokens: the request's bias, and -inf for banned ones."""
         return bias_of(self.params, self.banned)
 
 
 def bias_of(params: SamplingParams, banned: Sequence[int]) -> dict[int, float]:
-    """The request's own bias, and -inf for what is banned."""
+    """Returns the request's bias, and -inf for banned tokens."""
     return {**(params.logit_bias or {}), **dict.fromkeys(banned, -math.inf)}
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """One entry a row: the token drawn, log-probabilities where asked for, and whether the row was not finite.
+    """Draws, one entry per row: the token, log-probabilities if requested, and True if the row was not finite.
 
-    faulty    works of the plan, by index, of which a token without a row of logits was not finite
+    faulty    indices of works of the plan in which a token without a row of logits was not finite
     """
 
     tokens: list[int]
@@ -77,5 +77,5 @@ class Sampler(Protocol):
         `masks` int32 [M, ceil(V / 32)] holds the rows that `Row.masked` points into.
 
         Raises:
-            IndexError: a penalty or bias is of a token that the model does not have.
+            IndexError: a penalty or bias is for a token that the model does not have.
         """

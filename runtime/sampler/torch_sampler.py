@@ -1,4 +1,4 @@
-"""Logits on any device to tokens and log-probabilities: rows become the tensors of kernels/sampling, drawn by them."""
+"""Sampler in torch, for logits on any device: rows become tensors for kernels/sampling, which draws the tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WORD = (1 << 64) - 1
 
 
 class TorchSampler:
-    """`Sampler` where the CPU library is not: the reference that the others are compared with."""
+    """`Sampler` without the CPU library: the reference for the others."""
 
     @torch.inference_mode()
     def sample(self, logits: Logits, rows: Sequence[Row], masks: Masks | None) -> Draws:
@@ -40,18 +40,18 @@ def _draw(logits: torch.Tensor, rows: SampleRows, tables: SampleTables, out: tor
 
 
 def to_draws(tokens: list[int]) -> Draws:
-    """Returns the draws that were only told as tokens: a negative one says that none could be drawn."""
+    """Returns draws for tokens alone; a negative one means that none could be drawn."""
     return Draws(tokens, [None] * len(tokens), [token < 0 for token in tokens])
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Log-probabilities of those rows that ask for some, on the device; `fill` takes them in when they have come.
+    """Log-probabilities of the rows that request them, on the device; `fill` adds them to draws once downloaded.
 
     asked     rows, each with its index
-    most      likeliest tokens that are told of each
-    values    float64 [N]: of each row's own token; of the drawn ones after penalties, bias and mask; ids of the
-              likeliest tokens, `most` a row, and what they have; and what the `others` have
+    most      number of likeliest tokens for each
+    values    float64 [N]: log-probabilities of each row's own token; of the drawn ones after penalties, bias and mask;
+              ids of the likeliest tokens, `most` per row, and their log-probabilities; and those of the `others`
     """
 
     asked: Sequence[tuple[int, Row]]
@@ -59,7 +59,7 @@ class Scores:
     values: torch.Tensor
 
     def fill(self, draws: Draws, start: int, values: npt.NDArray[np.float64]) -> None:
-        """Adds log-probabilities to `draws`, whose tokens are there: rows begin at `start`, `values` have come."""
+        """Adds the downloaded `values` to `draws`, which already has the tokens; its rows begin at `start`."""
         count, num_drawn = len(self.asked), sum(row.target is None for _, row in self.asked)
         ends = np.cumsum([count, num_drawn, count * self.most, count * self.most])
         own, finals, ids, tops, others = np.split(values, ends)
@@ -81,12 +81,12 @@ def draw_rows(
     off: SampleRows,
     find: Likeliest = likeliest,
 ) -> tuple[torch.Tensor, Scores | None]:
-    """Tokens int64 [R] on the device, negative where none can be drawn; `logits` [R, V] may be overwritten.
+    """Draws tokens int64 [R] on the device, negative where none can be drawn; `logits` [R, V] may be overwritten.
 
-    off    as many rows, for what of them is not used
+    off    parameters of as many rows, for unused settings
     find   finds the likeliest tokens
 
-    With log-probabilities, if any are asked for. Nothing waits for the device.
+    Also returns log-probabilities, if any are requested. Does not wait for the device.
     """
     scored = [index for index, row in enumerate(rows) if row.params.logprobs is not None or row.target is not None]
     (where,) = upload(logits.device, np.array(scored, np.int64)) if scored else (None,)
@@ -125,19 +125,19 @@ _GREEDY = (0.0, 0, 1.0, 0.0)
 
 
 def sampling_numbers(params: SamplingParams) -> tuple[float, int, float, float]:
-    """Temperature, top-k, top-p and min-p as the kernels take them: 0, 0, 1 and 0 are greedy, or off."""
+    """Returns temperature, top-k, top-p and min-p for the kernels: 0, 0, 1 and 0 mean greedy, or off."""
     if params.greedy:
         return _GREEDY
     return max(params.temperature, COLDEST), max(params.top_k or 0, 0), params.top_p, params.min_p
 
 
 def seed_bits(seeds: Sequence[int]) -> npt.NDArray[np.int64]:
-    """The lowest 64 bits of each seed, as the kernels take them."""
+    """Returns the lowest 64 bits of each seed, for the kernels."""
     return np.array([seed & _WORD for seed in seeds], np.uint64).view(np.int64)
 
 
 def _penalise(logits: torch.Tensor, rows: Sequence[Row]) -> None:
-    """Repetition, frequency and presence penalties on `logits` [R, V], in place; nothing waits for the device."""
+    """Applies repetition, frequency and presence penalties to `logits` [R, V] in place. Never waits for the device."""
     drawn = [(index, row) for index, row in enumerate(rows) if row.target is None]
     repeated = [(index, row) for index, row in drawn if row.params.repetition_penalty != 1.0 and len(row.seen)]
     if repeated:
@@ -167,7 +167,7 @@ def _counts_matter(params: SamplingParams) -> bool:
 
 
 def _places(tokens: Sequence[tuple[int, Sequence[int] | npt.NDArray[np.intp]]]) -> npt.NDArray[np.int64]:
-    """Rows and columns, [2, N], of tokens given for each row."""
+    """Returns rows and columns, [2, N], of the tokens given for each row."""
     rows = np.repeat([row for row, _ in tokens], [len(ids) for _, ids in tokens])
     return np.stack([rows, np.concatenate([np.asarray(ids) for _, ids in tokens])]).astype(np.int64)
 
@@ -175,7 +175,7 @@ def _places(tokens: Sequence[tuple[int, Sequence[int] | npt.NDArray[np.intp]]]) 
 def _biases(
     rows: Sequence[Row], vocab_size: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-    """The table row of each row, -1 if it has no bias, and the table as SampleTables has it."""
+    """Returns the table row of each row, -1 if it has no bias, and the table as in SampleTables."""
     biases = [row.bias if row.target is None else {} for row in rows]
     width = max(map(len, biases), default=0)
     bias_row = np.full(len(rows), -1, np.int32)
@@ -200,9 +200,9 @@ def _score(
 ) -> Scores:
     """Returns the log-probabilities that the rows `asked` for.
 
-    raw      [S, V] float32: logits of these rows as the model gave them
-    logits   [R, V]: of all rows, after penalties
-    masks    that `Row.masked` points into, on the device
+    raw      [S, V] float32: logits of these rows as computed by the model
+    logits   [R, V]: logits of all rows, after penalties
+    masks    masks that `Row.masked` points into, on the device
     """
     most = min(max(row.params.logprobs or 0 for _, row in asked), raw.shape[1])
     listed = [(line, row.others) for line, (_, row) in enumerate(asked) if row.others]
@@ -227,9 +227,9 @@ def _score(
 def _finals(
     logits: torch.Tensor, drawn: Sequence[tuple[int, int, Row]], masks: torch.Tensor | None, named: torch.Tensor
 ) -> torch.Tensor:
-    """Log-probabilities, float64 [D, 1], of drawn tokens when penalties, bias and masks are applied.
+    """Returns log-probabilities, float64 [D, 1], of drawn tokens after penalties, bias and masks.
 
-    drawn    of each row its line in `named` int64 [S, 1], its index in `logits`, and the row
+    drawn    for each row, its line in `named` int64 [S, 1], its index in `logits`, and the row
     """
     if not drawn:
         return torch.empty(0, 1, dtype=torch.float64, device=logits.device)
@@ -249,7 +249,6 @@ def _finals(
 
 
 def log_sum(lines: torch.Tensor) -> torch.Tensor:
-    """The logarithm of the sum of exponentials, float64 [S, 1], of `lines` [S, V] float32: rounded after the largest is
-    taken off."""
+    """Returns the log-sum-exp, float64 [S, 1], of `lines` [S, V] float32: rounded after the maximum is subtracted."""
     top = lines.amax(dim=1, keepdim=True)
     return (lines - top).exp_().sum(dim=1, keepdim=True).double().log_() + top

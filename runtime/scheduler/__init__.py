@@ -1,4 +1,4 @@
-"""The plan of each step: which sequences compute which tokens over which pages.
+"""Scheduler: plans for each step which sequences compute which tokens over which pages.
 
 A sequence that is admitted (`Scheduler._admit`) shares the prefix that the cache (`radix`) finds for its tokens. If
 another sequence is computing a prefix that is longer by `hold_back` tokens, as the first of a fork's children does for

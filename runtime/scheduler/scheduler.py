@@ -1,4 +1,4 @@
-"""The policy: which tokens of which sequences the next forward pass computes.
+"""Scheduling policy: chooses which tokens of which sequences the next forward pass computes.
 
 There is no prefill phase and no decode phase. Each sequence has tokens and a count of computed ones; a step moves the
 count. The scheduler is stateful but deterministic: it uses no clock, randomness, threads or tensors. Only it changes a
@@ -23,7 +23,7 @@ from .tenants import Service, Waiting
 from .token_tree import TreeLayout
 
 BLOCK = 256
-"""Tokens of two prompts that are compared at a time."""
+"""Number of tokens of two prompts compared at a time."""
 
 
 @dataclass(eq=False, slots=True)
@@ -32,7 +32,7 @@ class Standing:
 
     arrival      serial number of its arrival
     priority     lowest first, among the sequences of one tenant
-    deadline     time at which it is given up, by the clock of `Scheduler.schedule`
+    deadline     time at which it expires, by the clock of `Scheduler.schedule`
     passes       steps it has waited in all
     retractions  times it was put back to wait
     found        result of its last lookup in the prefix cache
@@ -364,7 +364,7 @@ class Scheduler:
         sequence.blocked = False
 
     def cancel(self, plan: Plan) -> None:
-        """Takes the tokens of `plan`, which could not be launched, off `num_computed`; steps before it may be unread.
+        """Takes the tokens of `plan`, which could not be launched, off `num_computed`; earlier steps may be unread.
 
         A sequence that ends in one of those must not publish what this step was to compute.
         """
@@ -458,7 +458,7 @@ class Scheduler:
         budget = min(self.limits.max_batch_tokens - (len(ready) - len(prompts)), prompt_tokens)
         parts = Counter(self._service.divide(max(budget, 0), wanted))
         if prompts:
-            # With more tenants than tokens some get none. The oldest goes on all the same, lest all wait for others.
+            # With more tenants than tokens some get none. The oldest continues all the same, lest all wait for others.
             parts[prompts[0].tenant] = max(parts[prompts[0].tenant], 1)
         return parts
 

@@ -62,7 +62,7 @@ class ChoiceTree:
     """Choices as the end of one prompt.
 
     choices    their indices
-    paths      of each, where its tokens' log-probabilities are: (scored position, token)
+    paths      for each choice, the places of its tokens' log-probabilities: (scored position, token)
     """
 
     tokens: list[int]
@@ -79,7 +79,7 @@ class ChoiceTree:
 
 
 def plant(prompt: Sequence[int], choices: Sequence[Sequence[int]], max_tokens: int) -> Iterator[ChoiceTree]:
-    """Yields `choices` after `prompt` as few trees, each of at most `max_tokens` with the prompt where possible.
+    """Yields `choices` after `prompt` as few trees, each of at most `max_tokens` including the prompt where possible.
 
     Without a prompt, the first token of a choice follows nothing, so its log-probability is not computed.
     """

@@ -1,4 +1,4 @@
 """Templates, programs with holes: checks them, fills in arguments, and reads results back.
 
-A template and arguments come in, a program goes out; its events come in, a result goes out.
+A template and arguments come in and a program goes out; its events come in and a result goes out.
 """

@@ -1,4 +1,4 @@
-"""Puts arguments into a template."""
+"""Fills a template's holes with arguments."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from .rewrite import Parts, condition_of, joined, operands, parts_in, rewrite, w
 
 MAX_ARGUMENT_CHARS = 4_000_000
 MAX_FILLED_CHARS = 2 * MAX_ARGUMENT_CHARS
-"""Most characters that arguments are written as in one program and its result. A template can repeat a hole."""
+"""Most characters of arguments written into one program and its result. A template can repeat a hole."""
 
 CHECK_TIMEOUT_S = 0.5
-"""Processor time for looking at the arguments of one call, or at a default."""
+"""Processor time for checking the arguments of one call, or a default."""
 
 TOO_DEEP = "its blocks and conditions are nested too deeply"
 
@@ -44,10 +44,10 @@ _SPEC = re.compile(r"[ -~]{0,32}")
 
 
 def check_arguments(template: Template, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments with defaults filled in, as JSON values.
+    """Returns the arguments, with defaults filled in, as JSON values.
 
     Raises:
-        RequestError: one is missing, unknown, or not of its parameter's schema; `param` names it.
+        RequestError: an argument is missing, unknown, or violates its parameter's schema; `param` names it.
     """
     known = {parameter.name: parameter for parameter in template.parameters}
     for name in arguments:
@@ -86,10 +86,10 @@ def _json(name: str, value: Any) -> str:
 
 
 def check_template(template: Template) -> None:
-    """Sees that a template can be filled: schemas are ones, defaults fit them, each hole has its parameter.
+    """Checks that a template can be filled: schemas are valid, defaults fit them, each hole has its parameter.
 
     Raises:
-        RequestError, GrammarError: what is wrong.
+        RequestError, GrammarError: the template is invalid.
     """
     names = [parameter.name for parameter in template.parameters]
     if len(set(names)) < len(names):
@@ -120,15 +120,15 @@ def _check_default(parameter: Parameter) -> None:
 
 
 SHARE_FORMAT = re.compile(r"[<>^]?[0-9]{0,2}(\.[0-9]{1,2})?[eEfFgG%]?")
-"""Formats of probabilities: they take no more than a line."""
+"""Allowed formats of probabilities, whose results fit on a line."""
 
 
 def _check_result(result: Result) -> None:
-    """Checks what an engine does not.
+    """Checks the parts of a result that an engine does not check.
 
     Raises:
-        RequestError: a text in it is no JSON, or a probability is of no choice.
-        GrammarError: a schema is none.
+        RequestError: a text in it is not JSON, or a probability is of no choice.
+        GrammarError: a schema is invalid.
     """
     for part in walk_result(result):
         match part:
@@ -165,14 +165,14 @@ def _holes_in_result(result: Result) -> Iterator[Hole]:
 
 
 class Filled(NamedTuple):
-    """Instructions to run, and what their result is made of."""
+    """Instructions to run, and the recipe of their result."""
 
     ops: tuple[Op, ...]
     result: Result
 
 
 def fill(template: Template, arguments: Mapping[str, Any]) -> Filled:
-    """The template with the arguments in its holes.
+    """Returns the template with the arguments in its holes.
 
     Raises:
         RequestError: an argument does not fit, or the program becomes too long.
@@ -185,7 +185,7 @@ def fill(template: Template, arguments: Mapping[str, Any]) -> Filled:
 
 
 class _Filling:
-    """Exchanges holes for arguments."""
+    """Replaces holes by arguments."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
@@ -241,7 +241,7 @@ class _Filling:
 
 
 def _looked_up(hole: Hole, values: Mapping[str, Any]) -> Any:
-    """The argument, or the part of it that the hole's name leads to: "person/age"."""
+    """Returns the argument, or the part of it that the hole's name leads to: "person/age"."""
     name, *path = hole.name.split("/")
     value = values[name]
     for step in path:

@@ -31,19 +31,19 @@ from ..protocol.template import (
 from ..tokenizer.reasoning import Marks, split_reasoning
 
 MAX_RESULT_CHARS = 1 << 25
-"""Most characters of a result, and of the values that are kept for it. A short template can repeat a long value."""
+"""Most characters of a result, and of the values kept for it. A short template can repeat a long value."""
 
 JSON_WEIGHT = 8
-"""Bytes counted for a character of a text that is read as JSON: the values take more room than the text."""
+"""Weight of a character of text that is read as JSON, since the values take more room than the text."""
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read_json(text: str) -> Any:
-    """The value of a JSON text.
+    """Reads the value of a JSON text.
 
     Raises:
-        ValueError: it is none; or it has a number or a text that JSON cannot pass on.
+        ValueError: the text is not JSON, or has a number or a text that cannot be written as JSON again.
     """
     value = json.loads(text, parse_float=_finite, parse_constant=_finite)
     if _SURROGATE.search(text) is not None:
@@ -68,7 +68,7 @@ _READERS: Mapping[Reading, Callable[[str], Any]] = {
 
 
 class Results:
-    """Collects what the result of a run is made of.
+    """Collects the values that the result of a run is made of.
 
     >>> results = Results(template.result)
     >>> for event in client.run(program):
@@ -88,7 +88,7 @@ class Results:
 
     @property
     def num_chars(self) -> int:
-        """Characters of the values that are kept."""
+        """Number of characters of the kept values."""
         return self._num_chars
 
     def feed(self, event: ProgramEvent) -> None:
@@ -107,19 +107,19 @@ class Results:
                 self._errors[branch] = error
 
     def _keep(self, turns: list[Value], value: Value, *, all_turns: bool) -> None:
-        first = value.turn if all_turns else 0  # a branch that begins anew counts from 0 again
+        first = value.turn if all_turns else 0  # a branch that restarts counts from 0 again
         self._num_chars += _length(value) - sum(map(_length, turns[first:]))
         if self._num_chars > MAX_RESULT_CHARS:
             raise _too_long()
         turns[first:] = [msgspec.structs.replace(value, logprobs=None, choice_logprobs=None, token_texts={})]
 
     def read(self) -> Any:
-        """The result as a JSON value. What was not made, since a condition went the other way, is None; in the place
-        of a value of a branch that failed stands `{"error": {"code": ..., "message": ...}}`.
+        """Returns the result as a JSON value. A value that was not made because of a condition is None; one of a branch
+        that failed is replaced by `{"error": {"code": ..., "message": ...}}`.
 
         Raises:
-            EngineError: a text is not what was asked for, which only a limit that is too small leads to; or the result
-                is too long.
+            EngineError: a text does not have the required form, which only happens if a limit is too small; or the
+                result is too long.
         """
         self._room = MAX_RESULT_CHARS
         return self._read(self._result)
@@ -154,7 +154,7 @@ class Results:
                 raise EngineError(f"the argument {hole.name!r} was not filled in", code="invalid_program")
 
     def _within(self, text: str, weight: int = 1) -> str:
-        """The text, which is counted: see MAX_RESULT_CHARS."""
+        """Counts a text against MAX_RESULT_CHARS, and returns it."""
         self._room -= weight * len(text)
         if self._room < 0:
             raise _too_long()
@@ -188,7 +188,7 @@ class Results:
 
 
 def _part(wanted: ResultValue, text: str) -> str:
-    """Returns the part of a text that is asked for."""
+    """Returns the requested part of a text."""
     if wanted.part is None:
         return text
     parts = split_reasoning(text, Marks(wanted.part.begin, wanted.part.end), opened=wanted.part.opened)
@@ -196,7 +196,7 @@ def _part(wanted: ResultValue, text: str) -> str:
 
 
 def _refs(result: Result) -> dict[Ref, bool]:
-    """The values that a result needs, and of which all turns."""
+    """Returns the values that a result needs, each with True if it needs all turns."""
     all_turns = {part.ref for part in walk_result(result) if isinstance(part, ResultValue) and part.turns}
     return {ref: ref in all_turns for ref in refs_of(result)}
 

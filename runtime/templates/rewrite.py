@@ -1,4 +1,4 @@
-"""Instructions and conditions, rebuilt with their parts exchanged."""
+"""Rewriting of instructions and conditions: rebuilds them with their parts replaced."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Parts = tuple[Part, ...]
 
 
 class Rewriter(Protocol):
-    """The parts to exchange: texts, arguments of tools, conditions."""
+    """Replacement of parts: texts, arguments of tools, conditions."""
 
     def parts(self, parts: Parts) -> Parts: ...
 
@@ -25,7 +25,7 @@ class Rewriter(Protocol):
 
 
 def rewrite(ops: Iterable[Op], rewriter: Rewriter) -> tuple[Op, ...]:
-    """Rebuilds instructions, also those in blocks, with what they hold passed through `rewriter`."""
+    """Rebuilds instructions, including those in blocks, with their parts passed through `rewriter`."""
     return tuple(_rewrite(op, rewriter) for op in ops)
 
 
@@ -45,7 +45,7 @@ def _rewrite(op: Op, rewriter: Rewriter) -> Op:
 
 
 def with_operands(condition: Condition, operand: Callable[[Operand], Operand]) -> Condition:
-    """`condition` with each operand passed through `operand`; what a Matches looks at must stay a text."""
+    """Returns `condition` with each operand passed through `operand`; the operand of a Matches must remain a text."""
     match condition:
         case Compare(left=left, right=right):
             return replace(condition, left=_inside(left, operand), right=_inside(right, operand))
@@ -65,7 +65,7 @@ def _inside(value: Operand, operand: Callable[[Operand], Operand]) -> Operand:
 
 
 def operands(condition: Condition) -> Iterator[Operand]:
-    """All that a condition looks at."""
+    """Yields all operands of a condition."""
     match condition:
         case Compare(left=left, right=right):
             for side in (left, right):
@@ -84,7 +84,7 @@ def operands(condition: Condition) -> Iterator[Operand]:
 
 
 def parts_in(op: Op) -> Iterator[Part]:
-    """The parts of an instruction's own texts; not of its blocks."""
+    """Yields the parts of an instruction's own texts, without its blocks."""
     match op:
         case Text(parts=parts) | Assign(parts=parts):
             yield from parts
@@ -99,7 +99,7 @@ def condition_of(op: Op) -> Condition | None:
 
 
 def refs_in(op: Op) -> Iterator[Ref]:
-    """The values that an instruction itself needs; not its blocks."""
+    """Yields the values that an instruction itself needs, without its blocks."""
     yield from (part for part in parts_in(op) if isinstance(part, Ref))
     if isinstance(op, CallTools):
         yield Ref(op.branch, op.of)
@@ -111,7 +111,7 @@ def refs_in(op: Op) -> Iterator[Ref]:
 
 
 def joined(parts: Iterable[Part]) -> Parts:
-    """Joins texts that follow each other, and leaves empty ones out."""
+    """Joins adjacent texts, and omits empty ones."""
     found: list[Part] = []
     for is_text, run in groupby(parts, lambda part: isinstance(part, str)):
         if not is_text:

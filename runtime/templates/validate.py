@@ -1,4 +1,4 @@
-"""Reads a template as a call of it would be read, so that what can never run is refused before anybody calls it."""
+"""Validation of templates: reads one as a call would, so that a template that can never run is refused early."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from .rewrite import Parts, joined, rewrite, with_operands
 
 
 def rehearse(template: Template, tools: Mapping[str, ToolCall]) -> None:
-    """Reads the instructions with nothing in their holes; `tools` are those that the program could call.
+    """Reads the instructions with empty holes; `tools` are those that the program could call.
 
     Raises:
-        RequestError: one is not well-formed; the message names it.
+        RequestError: an instruction is not well-formed; the message names it.
     """
     try:
         ops = rewrite(template.ops, _Blank())
@@ -44,7 +44,7 @@ def rehearse(template: Template, tools: Mapping[str, ToolCall]) -> None:
 
 
 def _check_grammar(grammar: GrammarSpec, index: int) -> None:
-    """Raises RequestError if it is none. That it can be compiled for a model is not said."""
+    """Raises RequestError if the grammar is invalid. Does not check that it can be compiled for a model."""
     if isinstance(grammar, Structural):
         for tag in grammar.tags:
             if tag.content is not None:
@@ -64,7 +64,7 @@ def _located(error: RequestError, index: int) -> RequestError:
 
 
 class _Blank:
-    """Puts nothing into each hole."""
+    """Fills each hole with nothing."""
 
     def parts(self, parts: Parts) -> Parts:
         return joined("" if isinstance(part, Hole) else part for part in parts)

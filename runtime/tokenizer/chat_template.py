@@ -1,4 +1,4 @@
-"""Chat templates: messages to the text that a model was trained on. Control tokens in it are the template's alone."""
+"""Chat templates: messages to the text format of a model. Only the template's own control tokens count as such."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ empty line. Role names end in a line break rather than a space, because a space 
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "documents"})
 _CACHED_TURNS = 4096
 _MAX_DATE_CHARS = 1000
-# What rendering may raise: a template is a program, so all that expressions can.
+# Exceptions of rendering: a template is a program, so these are all that expressions can raise.
 _RENDER_ERRORS = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -49,7 +49,7 @@ _PRIVATE_USE = range(0xE000, 0xF900)
 
 
 class RolePieces(NamedTuple):
-    """The texts that the template puts before and after a message's content, in which control tokens count."""
+    """Texts that the template puts before and after a message's content, in which control tokens count."""
 
     prefix: str
     suffix: str
@@ -59,9 +59,9 @@ NO_PIECES = RolePieces("", "")
 
 
 class Turn:
-    """The last of `depth` messages of certain roles: what the template writes around it. A place in a tree of orders.
+    """The last of `depth` messages of certain roles, with the template's text around it. A node in a tree of orders.
 
-    Who holds one holds all `before` it. The first one, of no message, has neither a role nor pieces.
+    It keeps all nodes `before` it alive. The root, of no message, has neither a role nor pieces.
     """
 
     __slots__ = ("before", "depth", "following", "pieces", "role")
@@ -74,7 +74,7 @@ class Turn:
         self.following: dict[str, Turn] = {}
 
     def path(self) -> list[Turn]:
-        """All messages up to this one, without the first of no message."""
+        """Returns all turns up to this one, without the root."""
         turns: list[Turn] = []
         turn = self
         while turn.before is not None:
@@ -84,7 +84,7 @@ class Turn:
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks what the assistant wrote, for training; here its body is just rendered."""
+    """`{% generation %}` marks the assistant's text for training; here its body is just rendered."""
 
     tags = {"generation"}  # noqa: RUF012 (the base class declares it so)
 
@@ -103,9 +103,9 @@ class ChatOptions(TypedDict, total=False):
 
 
 class ChatTemplate:
-    """A compiled chat template. Immutable but for its cache; safe to use from many threads.
+    """A compiled chat template. Immutable except for its cache; safe to use from many threads.
 
-    The template comes with the model, never with a request; still, rendering is sandboxed, and bounded in size,
+    The template comes with the model, never with a request; still, rendering is sandboxed, and limited in size,
     processor time and memory: see sandbox.TemplateBudget.
 
     Raises:
@@ -132,7 +132,7 @@ class ChatTemplate:
         self._num_turns = 0
 
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> str:
-        """The text of a chat, as `pieces` but with control tokens spelled out."""
+        """Returns the text of a chat, like `pieces` but with control tokens spelled out."""
         return self.spell(self.pieces(messages, **options))
 
     def split(self, text: str) -> list[str | int]:
@@ -152,7 +152,7 @@ class ChatTemplate:
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[str | int]:
-        """The rendered chat as pieces of plain text and ids of the control tokens that the template wrote.
+        """Returns the rendered chat as pieces of plain text and ids of the template's control tokens.
 
         Whatever messages, tools and `template_kwargs` contain is plain text, control tokens' texts included.
         `continue_final_message` ends the text with the last message's content (and implies no generation prompt).
@@ -162,7 +162,7 @@ class ChatTemplate:
         """
         extra = _checked_kwargs(template_kwargs)
         try:
-            known = [_normalised(message) for message in messages]  # first: to parse JSON is to undo its escapes
+            known = [_normalised(message) for message in messages]  # first: parsing JSON undoes its escapes
             shield = Shield(self._control, (known, tools, extra))
             chat = shield.hide(known)
             end = _mark_end(chat) if continue_final_message else None
@@ -179,13 +179,13 @@ class ChatTemplate:
         return shield.split(text)
 
     def role_pieces(self, history: tuple[str, ...], role: str) -> RolePieces:
-        """Returns what the template puts around a new message of `role` after messages of the roles in `history`.
+        """Returns the template's text around a new message of `role` after messages of the roles in `history`.
 
-        The assistant's prefix is what a generation prompt adds. A system message that the template moves into the
-        message after it has its pieces split where the content stands.
+        The assistant's prefix is the text of a generation prompt. A system message that the template moves into the
+        next message has its pieces split at its content.
 
         Raises:
-            RequestError: the template refuses this order of roles, or a message cannot be appended to what is there.
+            RequestError: the template refuses this order of roles, or does not let a message be appended.
         """
         if len(history) >= MAX_HISTORY:
             raise _too_long()
@@ -195,10 +195,10 @@ class ChatTemplate:
         return turn.pieces
 
     def after(self, turn: Turn, role: str) -> Turn:
-        """The message of `role` that follows `turn`. One that was not asked for before renders all messages up to it.
+        """Returns the message of `role` after `turn`. At the first request it renders all messages up to it.
 
         Raises:
-            RequestError: as `role_pieces`.
+            RequestError: see `role_pieces`.
         """
         found = turn.following.get(role)
         if found is None:
@@ -208,13 +208,13 @@ class ChatTemplate:
             pieces = self._find_pieces(tuple(each.pieces for each in path), (*(each.role for each in path), role))
             found = turn.following[role] = Turn(turn, role, pieces)
             self._num_turns += 1
-            if self._num_turns > _CACHED_TURNS:  # who holds some of them keeps them
+            if self._num_turns > _CACHED_TURNS:  # those in use are kept by their holders
                 self.start, self._num_turns = Turn(), 0
         return found
 
     def around(self, roles: Sequence[str], *, tools: Sequence[Mapping[str, Any]] = ()) -> list[list[str | int]] | None:
-        """Returns what the template writes before each message's content, and at last before an answer, in pieces as
-        `pieces` does; None if it does not show all of them in this order. `tools` are shown to the model.
+        """Returns the template's text before each message's content, and finally before an answer, as `pieces`; None if
+        it does not show all of them in this order. `tools` are shown to the model.
 
         Raises:
             RequestError: the template refuses this order of roles.
@@ -224,8 +224,8 @@ class ChatTemplate:
         return None if gaps is None else [shield.split(gap) for gap in gaps]
 
     def after_calls(self, roles: Sequence[str], results: Sequence[tuple[str, str]]) -> list[str | int] | None:
-        """Returns what the template writes from the end of an assistant's calls, after messages of `roles`, to where
-        its next answer begins: the results, by the names of the tools, as messages. None if it shows none.
+        """Returns the template's text from the end of an assistant's calls, after messages of `roles`, to the beginning
+        of its next answer: the results, by the names of the tools, as messages. None if it shows no results.
         """
         mark, call_id = "\ue0bb", "call00001"
         call = {"name": results[0][0], "arguments": {"value": mark}}
@@ -251,10 +251,10 @@ class ChatTemplate:
         return shield.split(rest[start:])
 
     def _find_pieces(self, before: tuple[RolePieces, ...], roles: tuple[str, ...]) -> RolePieces:
-        """The pieces of the last of `roles`, given those of the messages before it."""
+        """Finds the pieces of the last of `roles`, given those of the messages before it."""
         last = len(roles) - 1
         gaps = self._gaps(roles)
-        if gaps is None and roles[-1] in ("system", "developer"):  # it may be a part of the user's message after it
+        if gaps is None and roles[-1] in ("system", "developer"):  # it may be part of the next message, the user's
             gaps = self._gaps((*roles, "user"))
             gaps = gaps and [*gaps[: last + 1], ""]
         if gaps is None:
@@ -264,7 +264,7 @@ class ChatTemplate:
             )
         for index in range(last):
             previous = before[index - 1].suffix if index else ""
-            # An earlier answer may be shown without its reasoning, so only what precedes a user's text must agree.
+            # An earlier answer may be shown without its reasoning, so only the text before a user's message must agree.
             same = gaps[index] == previous + before[index].prefix or roles[index] == "assistant"
             if not same or not gaps[index + 1].startswith(before[index].suffix):
                 raise RequestError(
@@ -279,13 +279,13 @@ class ChatTemplate:
         return RolePieces(prefix, gaps[last + 1])
 
     def _generation_prompt(self, history: tuple[str, ...], written: str, shown: str) -> str:
-        """Returns what a generation prompt adds after `history`; `shown` precedes an answer that is already there."""
+        """Returns the text of a generation prompt after `history`; `shown` is the text before an existing answer."""
         try:
             gaps = self._gaps(history, add_generation_prompt=True)
         except RequestError:
             if history:
                 raise
-            return shown  # many templates look at the first message, and there is none
+            return shown  # many templates read the first message, and there is none
         if gaps is None or not gaps[-1].startswith(written):
             return shown
         prompt = gaps[-1].removeprefix(written)
@@ -296,7 +296,7 @@ class ChatTemplate:
     def _gaps(
         self, roles: tuple[str, ...], *, add_generation_prompt: bool = False, tools: object = None
     ) -> list[str] | None:
-        """Cuts out what stands around the contents; None if a content is missing, moved or repeated."""
+        """Returns the texts around the contents; None if a content is missing, moved or repeated."""
         contents = [f"\ue0bb{index}\ue0bb" for index in range(len(roles))]
         messages = [_normalised({"role": role, "content": text}) for role, text in zip(roles, contents, strict=True)]
         text = self._render({"messages": messages, "tools": tools}, add_generation_prompt=add_generation_prompt)
@@ -331,7 +331,7 @@ def _too_long() -> RequestError:
 
 
 def _environment() -> BoundedEnvironment:
-    """The environment that published templates expect: its settings are part of their meaning."""
+    """Returns the environment that published templates expect: its settings are part of their meaning."""
     environment = BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
     )
@@ -348,7 +348,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without the HTML escapes of Jinja's own filter."""
+    """Returns JSON without the HTML escapes of Jinja's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -359,7 +359,7 @@ def _raise_exception(message: str) -> None:
 def _strftime_now(pattern: str) -> str:
     if len(pattern) > _MAX_DATE_CHARS:
         raise jinja2.TemplateError(f"a date format may have at most {_MAX_DATE_CHARS} characters")
-    return datetime.now().strftime(pattern)  # the local date, as templates mean it
+    return datetime.now().strftime(pattern)  # the local date, as templates expect
 
 
 def _checked_kwargs(template_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -371,10 +371,10 @@ def _checked_kwargs(template_kwargs: Mapping[str, Any] | None) -> dict[str, Any]
 
 
 def _normalised(message: Any) -> dict[str, Any]:
-    """A message in the form that templates expect: one string of content, and tool arguments as objects.
+    """Returns a message in the form that templates expect: one string of content, and tool arguments as objects.
 
     Raises:
-        RequestError: it has no known role, or content that is not text.
+        RequestError: the message has no known role, or content that is not text.
     """
     if not isinstance(message, Mapping):
         raise RequestError("each message must be an object with role and content", param="messages")
@@ -402,7 +402,7 @@ def _text_of(content: Any) -> str | None:
 
 
 def _with_parsed_arguments(call: Any) -> Any:
-    """A tool call whose arguments, JSON text on the wire, are the object that templates print."""
+    """Returns a tool call with its arguments, JSON text on the wire, as an object, which templates print."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call
@@ -429,9 +429,9 @@ def _mark_end(chat: list[dict[str, Any]]) -> str:
 
 
 class ControlTokens:
-    """The texts of a model's control tokens. Where one text contains another, the longest wins.
+    """Texts of a model's control tokens. Where one contains another, the longest wins.
 
-    `strips_left` and `strips_right` name those that swallow the white space before and after them.
+    `strips_left` and `strips_right` name those that remove the white space before and after them.
     """
 
     def __init__(
@@ -449,7 +449,7 @@ class ControlTokens:
         self._longest_beginning = max(map(len, self._beginnings), default=0)
 
     def split(self, text: str) -> list[str | int]:
-        """The text cut at control tokens: their ids, and the pieces between them (never empty)."""
+        """Returns the text cut at control tokens: their ids, and the pieces between them (never empty)."""
         pieces: list[str | int] = []
         start, strip = 0, False
         for match in self._pattern.finditer(text):
@@ -463,10 +463,10 @@ class ControlTokens:
         return [*pieces, rest] if rest else pieces
 
     def hide(self, text: str, mark: str, hidden: dict[str, int]) -> str:
-        """The text with each control token's text replaced by a placeholder: its number in `hidden` between marks.
+        """Returns the text with control tokens' texts replaced by placeholders: numbers in `hidden` between marks.
 
-        What is not in `hidden` yet is added. A beginning of a control token at the end of the text is hidden too, since
-        a template may put more text there.
+        New texts are added to `hidden`. A prefix of a control token at the end of the text is hidden too, since a
+        template may put more text there.
         """
 
         def placeholder(found: str) -> str:
@@ -485,7 +485,7 @@ class ControlTokens:
         return "".join(pieces)
 
     def _unfinished(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a control token. Words do not count: they are too common."""
+        """Returns the length of the longest end of `text` that begins a control token, words excepted: too common."""
         lengths = range(min(self._longest_beginning, len(text)), 0, -1)
         return next((length for length in lengths if text[-length:] in self._beginnings), 0)
 
@@ -505,7 +505,7 @@ class Shield:
         self._placeholder = regex.compile(f"{self._mark}([0-9]+){self._mark}")
 
     def hide(self, value: Any) -> Any:
-        """A copy of a JSON value in which no string holds a control token's text."""
+        """Returns a copy of a JSON value in which no string holds a control token's text."""
         if isinstance(value, str):
             return self._control.hide(value, self._mark, self._hidden)
         if isinstance(value, Mapping):
@@ -515,13 +515,13 @@ class Shield:
         return value
 
     def split(self, text: str) -> list[str | int]:
-        """A rendered text cut at the template's own control tokens; the users' are text again."""
+        """Cuts a rendered text at the template's own control tokens; the users' are text again."""
         hidden = {str(number): found for found, number in self._hidden.items()}
         pieces = self._control.split(text)
         return [self._reveal(piece, hidden) if isinstance(piece, str) else piece for piece in pieces]
 
     def _reveal(self, text: str, hidden: Mapping[str, str]) -> str:
-        """The text with placeholders replaced by what they stand for, by their numbers."""
+        """Returns the text with placeholders replaced by the texts of their numbers."""
         if self._mark not in text:
             return text
         restored: str = self._placeholder.sub(lambda match: hidden.get(match.group(1), match.group()), text)

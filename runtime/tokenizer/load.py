@@ -1,4 +1,4 @@
-"""Reads tokenizers: from the metadata of a GGUF file, or from a folder as Hugging Face writes it."""
+"""Reads tokenizers from the metadata of a GGUF file, or from a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ _SETTINGS = (
     "model", "pre", "add_bos_token", "add_space_prefix",
     "bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id", "padding_token_id",
 )  # fmt: skip
-"""Metadata of a tokenizer that hold one value each."""
+"""Tokenizer metadata with one value each."""
 
 _MAX_FILE_BYTES = 64 << 20
-"""Bound of a JSON file: the largest that are known have half of it."""
+"""Largest JSON file: twice the size of the largest known ones."""
 
 _MAX_TOKENS = 1 << 22
 _MAX_SPARE_TOKENS = 1 << 16
-"""Ids beyond the model's own that a tokenizer may have; some have a few."""
+"""Most ids of a tokenizer beyond the model's own; some have a few."""
 
 _MAX_PAIRS = 1 << 30
-"""Characters of all ways to cut the tokens of a SentencePiece vocabulary in two."""
+"""Most characters of all ways to cut the tokens of a SentencePiece vocabulary in two."""
 
 _MAX_GROWTH = 128
-"""Characters that normalizer and pre_tokenizer may make of one; those of T5 make 72."""
+"""Most characters that normalizer and pre_tokenizer may make of one; T5's make 72."""
 
 _MAX_CHAT_TEMPLATE = 1 << 20
 _MAX_TEMPLATE = 1 << 12
@@ -52,10 +52,10 @@ _BYTES_OF_CHARACTER = 4
 
 
 def load_tokenizer(source: str | Path) -> Tokenizer:
-    """The tokenizer of a .gguf file, or of a folder with tokenizer.json as Hugging Face writes it.
+    """Reads the tokenizer of a .gguf file, or of a Hugging Face folder with tokenizer.json.
 
     Raises:
-        ModelError: there is none, it cannot be read, or it is of a kind that is not supported.
+        ModelError: there is no tokenizer, it cannot be read, or its kind is not supported.
     """
     path = Path(source)
     if path.is_dir():
@@ -67,14 +67,14 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
 
 
 def gguf_tokenizer(file: GGUFFile) -> Tokenizer:
-    """The tokenizer of a GGUF file that is open. Raises ModelError as `load_tokenizer`."""
+    """Reads the tokenizer of an open GGUF file. Raises ModelError like `load_tokenizer`."""
     with _refusing(file.path.name):
         return Tokenizer(read_gguf_tokenizer(file))
 
 
 @contextmanager
 def _refusing(name: str) -> Iterator[None]:
-    """Makes whatever a file's contents raise a ModelError that names the file."""
+    """Turns any exception caused by a file's contents into a ModelError that names the file."""
     try:
         with in_file(name):
             yield
@@ -90,13 +90,13 @@ def _refusing(name: str) -> Iterator[None]:
 
 
 def read_json_tokenizer(folder: str | Path) -> TokenizerParts:
-    """The tokenizer of a model folder.
+    """Reads the tokenizer of a model folder.
 
-    Read are tokenizer.json (needed), tokenizer_config.json, generation_config.json, config.json and
+    Reads tokenizer.json (required), tokenizer_config.json, generation_config.json, config.json and
     chat_template.jinja.
 
     Raises:
-        ModelError: a file is missing or broken, or the tokenizer is of a kind that is not supported.
+        ModelError: a file is missing or broken, or the tokenizer's kind is not supported.
     """
     folder = Path(folder)
     path = folder / "tokenizer.json"
@@ -108,7 +108,7 @@ def read_json_tokenizer(folder: str | Path) -> TokenizerParts:
     with _refusing(path.name):
         check_growth(description)
         original = tokenizers.Tokenizer.from_file(str(path))
-        original.no_padding()  # which may be to any length
+        original.no_padding()  # padding may be to any length
         original.no_truncation()
     byte_level = _is_byte_level(description)
     control = ControlTokens(
@@ -117,7 +117,7 @@ def read_json_tokenizer(folder: str | Path) -> TokenizerParts:
         strips_right=[entry["content"] for entry in added if entry.get("rstrip")],
     )
     vocabulary: dict[str, int] = original.get_vocab(with_added_tokens=True)
-    vocabulary |= {entry["content"]: entry["id"] for entry in added}  # the library may number them otherwise
+    vocabulary |= {entry["content"]: entry["id"] for entry in added}  # the library may number them differently
     num_tokens = max([*vocabulary.values(), *control.ids.values()], default=-1) + 1
     if num_tokens > num_ids:
         raise ModelError(f"{path.name}: the vocabulary has the id {num_tokens - 1}, which the model does not")
@@ -147,7 +147,7 @@ def read_json_tokenizer(folder: str | Path) -> TokenizerParts:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; an empty one if there is no such file."""
+    """Reads the object in a file; returns an empty one if there is no such file."""
     if not path.is_file():
         return {}
     if path.stat().st_size > _MAX_FILE_BYTES:
@@ -162,7 +162,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _num_ids(config: Mapping[str, Any]) -> int:
-    """Returns how many ids the tokenizer of a model with this config.json may have."""
+    """Returns the most ids that the tokenizer of a model with this config.json may have."""
     text = config.get("text_config")
     sizes = [entry.get("vocab_size") for entry in (config, text) if isinstance(entry, dict)]
     known = [size for size in sizes if type(size) is int and 0 < size <= _MAX_TOKENS]
@@ -170,7 +170,7 @@ def _num_ids(config: Mapping[str, Any]) -> int:
 
 
 def _is_byte_level(description: Mapping[str, Any]) -> bool:
-    """Tells whether tokens are spelled in GPT-2's alphabet of bytes. Raises ModelError if they spell no text at all."""
+    """Returns True if tokens are spelled in GPT-2's alphabet of bytes. Raises ModelError if they spell no text."""
     decoder = json.dumps(description.get("decoder"))
     if '"ByteLevel"' in decoder:
         return True
@@ -180,10 +180,10 @@ def _is_byte_level(description: Mapping[str, Any]) -> bool:
 
 
 def check_growth(description: Mapping[str, Any]) -> None:
-    """Bounds what the steps of a tokenizer.json make of a text.
+    """Checks how much the steps of a tokenizer.json expand a text.
 
     Raises:
-        ModelError: a character of it may become a great many, or the steps after the model add many tokens.
+        ModelError: a character may become too many, or the steps after the model add too many tokens.
     """
     growth = _growth(description.get("normalizer")) * _growth(description.get("pre_tokenizer"))
     if growth > _MAX_GROWTH:
@@ -195,9 +195,9 @@ def check_growth(description: Mapping[str, Any]) -> None:
 
 
 def _growth(step: Any) -> int:
-    """Characters that a step makes of one, at worst.
+    """Returns the most characters that a step makes of one.
 
-    Unicode's forms are not counted: what has one is not changed by another. But they are in what other steps write.
+    Unicode normalisation is not counted in itself, since it is idempotent, but in the texts that other steps insert.
     """
     match step:
         case {"type": "Sequence", "normalizers": [*steps]} | {"type": "Sequence", "pretokenizers": [*steps]}:
@@ -222,7 +222,7 @@ def _growth(step: Any) -> int:
 
 
 def _product(factors: Iterable[int]) -> int:
-    """The product, or some part of it that is beyond what is accepted: all of it may have a million digits."""
+    """Returns the product, or a partial one above the limit: the whole may have a million digits."""
     product = 1
     for factor in factors:
         product = min(product * factor, 10**9)
@@ -234,13 +234,13 @@ def _longest_form(text: str) -> int:
 
 
 def _longest_mapped(table: bytes) -> int:
-    """The longest text in SentencePiece's table: the size of a trie, the trie, and texts that end in 0."""
+    """Returns the longest text in SentencePiece's table: the size of a trie, the trie, and texts that end in 0."""
     texts = table[4 + int.from_bytes(table[:4], "little") :]
     return max(1, *(len(text.decode(errors="replace")) for text in texts.split(b"\0")))
 
 
 def _num_added(step: Any, num_tokens: int) -> int:
-    """Tokens that a step of the post-processor makes of so many that steps before it have added to no text.
+    """Returns the tokens after a step of the post-processor, given the number that earlier steps add to an empty text.
 
     Raises:
         ModelError: there are too many at some step.
@@ -262,7 +262,7 @@ def _num_added(step: Any, num_tokens: int) -> int:
 
 
 def _added_tokens(description: Mapping[str, Any], settings: Mapping[str, Any], num_ids: int) -> list[dict[str, Any]]:
-    """The added tokens; one is special if either file says so."""
+    """Returns the added tokens; one is special if either file says so."""
     entries = description.get("added_tokens") or []
     declared = settings.get("added_tokens_decoder") or {}
     if not isinstance(declared, dict) or not all(isinstance(entry, dict) for entry in declared.values()):
@@ -282,7 +282,7 @@ def _added_token(entry: Mapping[str, Any]) -> AddedToken:
 
 
 def _token_text(value: object) -> str:
-    """The text of a token in tokenizer_config.json: a string, or an object with its content."""
+    """Returns the text of a token in tokenizer_config.json: a string, or an object with its content."""
     content = value.get("content") if isinstance(value, dict) else value
     return content if isinstance(content, str) else ""
 
@@ -349,12 +349,12 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 
 
 def _words(digits: str) -> str:
-    """Words of the cl100k kind: a letter run with one mark before it; so many digits; marks with line breaks after."""
+    """Pattern of cl100k words: a letter run with one mark before it; so many digits; marks with line breaks after."""
     return rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
 
 
 def _cased_words(contractions: str, digits: str) -> str:
-    """Words of the o200k kind, which also end where a lower-case run is followed by an upper-case letter."""
+    """Pattern of o200k words, which also end where a lower-case run is followed by an upper-case letter."""
     mark = r"[^\r\n\p{L}\p{N}]?"
     letters = f"{mark}{_UPPER}*{_LOWER}+{contractions}|{mark}{_UPPER}+{_LOWER}*{contractions}"
     return rf"{letters}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
@@ -396,7 +396,7 @@ _SPLITS: Mapping[str, _Split] = {
 
 
 def read_gguf_tokenizer(file: GGUFFile) -> TokenizerParts:
-    """The tokenizer in a GGUF file. Raises ModelError if it has none, or one of a kind that is not supported."""
+    """Reads the tokenizer in a GGUF file. Raises ModelError if it has none, or its kind is not supported."""
     fields: dict[str, Any] = {_PREFIX + name: file.metadata(_PREFIX + name) for name in _SETTINGS}
     for name in ("token_type", "scores"):  # one for each token
         fields[_PREFIX + name] = file.metadata(_PREFIX + name, most=file.num_tokens)
@@ -406,7 +406,7 @@ def read_gguf_tokenizer(file: GGUFFile) -> TokenizerParts:
 
 
 def build_gguf_tokenizer(fields: Fields) -> TokenizerParts:
-    """The tokenizer that GGUF metadata describe. Raises as `read_gguf_tokenizer`."""
+    """Builds the tokenizer described by GGUF metadata. Raises like `read_gguf_tokenizer`."""
     kind = fields.get(_PREFIX + "model")
     tokens = _strings(fields, "tokens")
     if not tokens:
@@ -458,7 +458,7 @@ def _split_named(name: object) -> _Split:
 
 
 def _byte_level(fields: Fields, vocabulary: dict[str, int], split: _Split, added: Added) -> TextPipeline:
-    """Byte-pair encoding over GPT-2's alphabet of bytes."""
+    """Builds byte-pair encoding over GPT-2's alphabet of bytes."""
     spellings = [merge.split(" ") for merge in _strings(fields, "merges")]
     if any(len(pair) != 2 or "" in pair for pair in spellings):
         raise ModelError(f"each of {_PREFIX}merges must be two tokens with a space between them")
@@ -482,7 +482,7 @@ def _byte_level(fields: Fields, vocabulary: dict[str, int], split: _Split, added
 def _sentencepiece(
     fields: Fields, tokens: list[str], kinds: Sequence[int], vocabulary: dict[str, int], added: Added
 ) -> TextPipeline:
-    """SentencePiece's byte-pair encoding: the pair whose whole has the best score is merged first."""
+    """Builds SentencePiece's byte-pair encoding: the pair whose concatenation has the best score is merged first."""
     scores = fields.get(_PREFIX + "scores")
     if not isinstance(scores, list) or len(scores) != len(tokens):
         raise ModelError(f"{_PREFIX}scores must hold a number for each of the {len(tokens)} tokens")
@@ -533,7 +533,7 @@ def _token_id(fields: Fields, name: str, num_tokens: int) -> int | None:
 
 
 def _token_kinds(fields: Fields, num_tokens: int) -> list[int]:
-    """Returns each token's kind. If the file has none, what it declares as bos, eos ... is control, the rest text."""
+    """Returns each token's kind. If the file has none, tokens declared as bos, eos ... are control, the others text."""
     kinds = fields.get(_PREFIX + "token_type")
     if kinds is None:
         kinds = [int(_Kind.NORMAL)] * num_tokens

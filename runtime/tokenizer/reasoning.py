@@ -1,4 +1,4 @@
-"""Reasoning before an answer: the marks around it, and texts split in two parts."""
+"""Reasoning before an answer: the marks around it, and splitting of texts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Marks(NamedTuple):
-    """The texts before and after the reasoning."""
+    """Texts before and after the reasoning."""
 
     begin: str
     end: str
@@ -24,10 +24,10 @@ class Parts(NamedTuple):
 
 
 def split_reasoning(text: str, marks: Marks = THINK, *, opened: bool = False) -> Parts:
-    """Splits what a model wrote into reasoning and answer.
+    """Splits a model's text into reasoning and answer.
 
-    Without an end mark all of it is reasoning that was cut off, if it begins with the begin mark or was `opened`
-    before (by the chat template); otherwise all of it is the answer.
+    Without an end mark, all of it is truncated reasoning if it begins with the begin mark or was `opened` before (by
+    the chat template); otherwise all of it is the answer.
     """
     before, end, after = text.partition(marks.end)
     begun = before.lstrip().startswith(marks.begin)

@@ -1,8 +1,8 @@
-"""Jinja's sandbox with limits: what a template computes is measured before it is there, and its time is counted.
+"""Jinja's sandbox with limits: the size of a template's values is checked before they are computed, and time counts.
 
 Templates come with models, whose files may be hostile. Jinja keeps them from reaching into Python, but not from
-`'a' * 10**10`, from loops in loops, or from lists that hold each other a thousand times. Here each operation, call,
-filter, test, loop and text asks the rendering's `TemplateBudget` first.
+`'a' * 10**10`, nested loops, or lists that contain each other a thousand times. Here each operation, call, filter,
+test, loop and text is checked against the rendering's `TemplateBudget` first.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import jinja2.visitor
 
 MAX_SOURCE_CHARS = 1 << 17
 MAX_VALUE = 1 << 24
-"""Characters of a text, and parts of a list or object with all that is in it, each counted as often as it is seen."""
+"""Most characters of a text, or parts of a list or object with its contents, counted at each occurrence."""
 
 MAX_SPENT = 1 << 29
-"""Bytes of all that one rendering makes, kept or not."""
+"""Most bytes of all values that one rendering computes, kept or not."""
 
 MAX_CPU_S = 1.0
 """Processor time of one rendering."""
@@ -35,8 +35,8 @@ MAX_CPU_S = 1.0
 _BUDGET = "the budget"  # not an identifier: no template can name it
 _LOOP, _MADE, _WRITTEN, _PIECE, _USED = "loop values", "made", "written text", "piece of a text", "used"
 _MAX_BITS = 1 << 16  # of whole numbers
-_MAX_SLOW = 1 << 16  # characters for what takes time that grows with the square of them
-_MAX_SEARCH = 1 << 28  # characters of a text times those that are searched for at each
+_MAX_SLOW = 1 << 16  # characters for operations of quadratic time
+_MAX_SEARCH = 1 << 28  # characters of a text times those of the searched text
 _MAX_LEVEL = 64  # indentation of JSON, characters
 _MANY_CHARS = 1 << 20
 _NUMBER_CHARS = 400  # of the longest float, written out
@@ -44,28 +44,28 @@ _CODECS = frozenset({"utf-8", "utf8", "ascii", "latin-1", "latin1", "iso-8859-1"
 _CODED = 4  # bytes of a character
 _REPLACED = 128  # characters of the name of one, as `namereplace` writes it
 _CONTAINERS = (list, tuple, Mapping, Set, ValuesView)
-_SCOPES = ("_block_vars", "_loop_vars")  # what Jinja's code passes along with a call's own keywords
+_SCOPES = ("_block_vars", "_loop_vars")  # keywords that Jinja's code passes along with a call's own
 _SPACES = tuple(chr(code) for code in range(0x3001) if chr(code).isspace())
 
 
 class TemplateLimitError(jinja2.TemplateError):
-    """A template asks for more than a rendering may have."""
+    """A template exceeds a limit of its rendering."""
 
 
 class TemplateBudget:
-    """All that one rendering, on one thread, may use.
+    """Budget of one rendering, on one thread.
 
-    Raises TemplateLimitError where that is not enough.
+    Raises TemplateLimitError where it does not suffice.
     """
 
     def __init__(self) -> None:
         self._began = thread_time()
-        self._look_at = monotonic() + MAX_CPU_S  # before that, no more can have been used
+        self._look_at = monotonic() + MAX_CPU_S  # the limit cannot be exceeded earlier
         self._left = MAX_SPENT
-        self._sizes: dict[int, tuple[object, int]] = {}  # of containers, which are kept so that no other has their ids
+        self._sizes: dict[int, tuple[object, int]] = {}  # of containers, kept so that their ids stay unique
 
     def tick(self) -> None:
-        """Raises TemplateLimitError if the time is over."""
+        """Raises TemplateLimitError if the time is up."""
         if monotonic() >= self._look_at:
             used = thread_time() - self._began
             if used >= MAX_CPU_S:
@@ -78,13 +78,13 @@ class TemplateBudget:
             raise TemplateLimitError(f"it makes a value of more than {MAX_VALUE} characters or parts")
 
     def spend(self, num_bytes: int) -> None:
-        """Takes bytes of a value away. Raises TemplateLimitError if there are not so many left."""
+        """Charges the bytes of a value. Raises TemplateLimitError if not enough are left."""
         self._left -= num_bytes
         if self._left < 0:
             raise TemplateLimitError(f"it makes more than {MAX_SPENT >> 20} MiB of values")
 
     def measure(self, value: Any) -> int:
-        """Characters of a text; of anything else about those that it takes to write it, all that is in it included."""
+        """Returns the characters of a text, or the approximate characters of another value's text with its contents."""
         if isinstance(value, str | bytes):
             return len(value)
         if isinstance(value, int):
@@ -96,9 +96,9 @@ class TemplateBudget:
             return known[1]
         self.tick()
         size = 8
-        if isinstance(value, Mapping):  # not by its keys: looking up those whose hashes collide takes long
+        if isinstance(value, Mapping):  # without lookups: keys with colliding hashes take long
             size += sum(4 + self.measure(key) + self.measure(part) for key, part in value.items())
-        elif (kinds := set(map(type, value))) <= {str, bytes}:  # many parts of one kind: not one call for each
+        elif (kinds := set(map(type, value))) <= {str, bytes}:  # many parts of one kind, without a call for each
             size += 4 * len(value) + sum(map(len, value))
         elif kinds == {int}:
             size += 12 * len(value) + sum(map(int.bit_length, value)) // 3
@@ -108,7 +108,7 @@ class TemplateBudget:
         return size
 
     def made(self, value: Any) -> Any:
-        """Returns a value that a template has made, once it is accounted for."""
+        """Charges a value that a template has computed, and returns it."""
         if isinstance(value, str | bytes):
             self.require(len(value))
             self.spend(sys.getsizeof(value))
@@ -122,7 +122,7 @@ class TemplateBudget:
         return value
 
     def ticked(self, values: Iterable[Any]) -> Iterator[Any]:
-        """The values, one by one, as long as there is time."""
+        """Yields the values as long as there is time."""
         for value in values:
             self.tick()
             yield value
@@ -135,16 +135,16 @@ class TemplateBudget:
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """One that may be a part of a text, but does not write all that it holds."""
+    """A namespace whose text does not include its contents."""
 
     def __repr__(self) -> str:
         return "<Namespace>"
 
 
 class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """An environment of templates that cannot take more than an `TemplateBudget`.
+    """An environment of templates that cannot exceed a `TemplateBudget`.
 
-    Filters and globals that are put into it later are bound by `bind_filter` and `call`.
+    Filters and globals that are added later are limited by `bind_filter` and `call`.
     """
 
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "**", "%"})
@@ -159,14 +159,14 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.filters |= {_LOOP: _loop, _MADE: _made, _WRITTEN: _written, _PIECE: _piece, _USED: _used}
 
     def bind_filter(self, name: str, function: Callable[..., Any]) -> None:
-        """Offers a filter, within the limits of those of its name."""
+        """Adds a filter, with the limits for its name."""
         self.filters[name] = _bounded(function, _FILTER_LIMITS.get(name), _ATTRIBUTE_AT.get(name))
 
     def compile_bounded(self, source: str) -> jinja2.Template:
-        """The template of a source.
+        """Compiles a template.
 
         Raises:
-            jinja2.TemplateError: it is too long, or not valid.
+            jinja2.TemplateError: the source is too long or invalid.
         """
         if len(source) > MAX_SOURCE_CHARS:
             raise TemplateLimitError(f"it is {len(source)} characters long, at most {MAX_SOURCE_CHARS} are accepted")
@@ -185,19 +185,19 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return budget.made(self.binop_table[operator](left, right))
 
     def call(*arguments: Any, **keywords: Any) -> Any:
-        """See SandboxedEnvironment.call: environment, context, what is called, and its arguments."""
+        """See SandboxedEnvironment.call: environment, context, the callee, and its arguments."""
         self, context, called, *positional = arguments
         budget = _budget(context)
         budget.tick()
-        if isinstance(called, jinja2.runtime.LoopContext):  # a loop in itself
+        if isinstance(called, jinja2.runtime.LoopContext):  # a recursive loop
             positional[:1] = map(budget.ticked, positional[:1])
-        method = getattr(called, "__wrapped__", called)  # the sandbox puts str.format into a function of its own
+        method = getattr(called, "__wrapped__", called)  # the sandbox wraps str.format
         owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
         if name == "join" and positional and not isinstance(positional[0], list | tuple | str):
             positional[0] = list(budget.ticked(positional[0]))
         keyed = called in (dict, _Namespace) or name == "fromkeys"
         if keyed and positional and not isinstance(positional[0], Mapping):
-            positional[0] = budget.ticked(positional[0])  # the hashes of keys may be the same
+            positional[0] = budget.ticked(positional[0])  # the hashes of keys may collide
         limit = _METHOD_LIMITS.get(name)
         if limit is not None and isinstance(owner, str | bytes | int):
             limit(budget, owner, *positional, **{name: keywords[name] for name in keywords if name not in _SCOPES})
@@ -206,12 +206,12 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 def with_budget(variables: Mapping[str, Any], budget: TemplateBudget) -> dict[str, Any]:
-    """The variables of one rendering of a `BoundedEnvironment`'s template."""
+    """Returns the variables of one rendering of a `BoundedEnvironment`'s template."""
     return {**variables, _BUDGET: budget}
 
 
 class _Instrument(jinja2.visitor.NodeTransformer):
-    """Puts a filter that asks the budget around what no method of an environment sees."""
+    """Inserts filters that check the budget around nodes that no method of the environment sees."""
 
     def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:  # noqa: N802  the library's names
         self.generic_visit(node)
@@ -280,7 +280,7 @@ def _made(context: jinja2.runtime.Context, value: Any) -> Any:
 
 @jinja2.pass_context
 def _written(context: jinja2.runtime.Context, num_chars: int) -> str:
-    """Accounts for the texts of a template beside which it stands; it writes nothing itself."""
+    """Charges the adjacent literal texts of a template; writes nothing itself."""
     budget = _budget(context)
     budget.tick()
     budget.spend(num_chars)
@@ -305,14 +305,14 @@ def _used(context: jinja2.runtime.Context, value: Any) -> Any:
 
 @jinja2.pass_context
 def _write(context: jinja2.runtime.Context, value: Any) -> Any:
-    """Accounts for a value before it is written."""
+    """Charges a value before it is written."""
     return value if isinstance(value, jinja2.Undefined) else _piece(context, value)
 
 
 def _bounded(
     function: Callable[..., Any], limit: Callable[..., None] | None, attribute_at: int | None = None
 ) -> Callable[..., Any]:
-    """The filter or test, once the budget agrees; `attribute_at` is the place of an attribute's name."""
+    """Wraps a filter or test with a check of the budget; `attribute_at` is the place of an attribute's name."""
     wanted = getattr(getattr(function, "jinja_pass_arg", None), "name", None)
 
     @jinja2.pass_context
@@ -334,7 +334,7 @@ def _bounded(
     return bounded
 
 
-# Limits: what an operation would make, of its arguments
+# Limits: the size of an operation's result, by its arguments
 
 
 def _limit_numbers(budget: TemplateBudget, left: Any, right: Any) -> None:
@@ -374,11 +374,11 @@ def _limit_remainder(budget: TemplateBudget, left: Any, right: Any) -> None:
 
 
 def _limit_format(budget: TemplateBudget, pattern: Any, *arguments: Any, **named: Any) -> None:
-    """Bounds `%` and `format`: widths stand in the pattern, or are numbers among the arguments."""
+    """Limits `%` and `format`: widths are in the pattern, or are numbers among the arguments."""
     pattern = pattern if isinstance(pattern, str) else str(pattern)
     if re.search(r"\{[^{}:]*:[^{}]*\{", pattern):
         raise TemplateLimitError("a format takes its width from another field")
-    if re.search(r"\{[^{}]*(?![0-9])\d", pattern):  # Python takes them for a width, too
+    if re.search(r"\{[^{}]*(?![0-9])\d", pattern):  # Python takes them for a width too
         raise TemplateLimitError("a format has digits that are not ASCII")
     parts = [*_flat(arguments), *named.values()]
     numbers = [abs(part) for part in parts if isinstance(part, int)] if "*" in pattern else []
@@ -389,7 +389,7 @@ def _limit_format(budget: TemplateBudget, pattern: Any, *arguments: Any, **named
 
 
 def _flat(arguments: Iterable[Any]) -> Iterator[Any]:
-    """The arguments, those in tuples and objects among them one by one."""
+    """Yields the arguments, with tuples and objects flattened."""
     for argument in arguments:
         if isinstance(argument, tuple):
             yield from argument
@@ -421,14 +421,14 @@ def _limit_joined(budget: TemplateBudget, separator: Any, parts: Any) -> None:
 
 
 def _limit_join(budget: TemplateBudget, parts: Any, d: Any = "", attribute: Any = None) -> None:
-    """Bounds the filter; values that come one by one are accounted for as they come."""
+    """Limits the filter; the values of an iterator are charged as they arrive."""
     budget.require(budget.measure(d))
     if isinstance(parts, Sized):
         budget.require(budget.measure(parts) + len(parts) * budget.measure(d))
 
 
 def _limit_search(budget: TemplateBudget, text: Any, wanted: Any = None, *_: Any, **__: Any) -> None:
-    """Bounds what compares each character of one text with all of another, at worst."""
+    """Limits operations that in the worst case compare each character of one text with all of another."""
     _limit_text(budget, text)
     if isinstance(wanted, str | bytes) and budget.measure(text) * len(wanted) > _MAX_SEARCH:
         raise TemplateLimitError(
@@ -442,13 +442,13 @@ def _limit_split_right(budget: TemplateBudget, text: Any, sep: Any = None, maxsp
 
 
 def _limit_codec(budget: TemplateBudget, text: Any, encoding: str = "utf-8", errors: str = "strict") -> None:
-    if encoding.lower().replace("_", "-") not in _CODECS:  # others may take time that grows with the square of a text
+    if encoding.lower().replace("_", "-") not in _CODECS:  # others may take quadratic time
         raise TemplateLimitError(f"a text cannot be encoded as {encoding[:_MAX_LEVEL]!r} here")
     budget.require(len(text) * (_CODED if errors in ("strict", "ignore", "replace") else _REPLACED))
 
 
 def _limit_attribute(budget: TemplateBudget, values: Any, attribute: str) -> None:
-    """Bounds an attribute of attributes of many values, which is searched for in each."""
+    """Limits a path of attributes that is looked up in many values."""
     if len(attribute) > _MAX_SLOW:
         raise TemplateLimitError(f"it passes more than {_MAX_SLOW} characters to a slow operation")
     budget.require(len(attribute) * len(values) if isinstance(values, Sized) else 0)
@@ -484,7 +484,7 @@ def _limit_words(budget: TemplateBudget, value: Any, *_: Any, **__: Any) -> None
 
 
 def _limit_slow(budget: TemplateBudget, value: Any, *arguments: Any, **named: Any) -> None:
-    """Bounds what may write its other arguments as often as the value has characters."""
+    """Limits operations that may write their other arguments as often as the value has characters."""
     size, *others = map(budget.measure, (value, *arguments, *named.values()))
     if max((size, *others)) > _MAX_SLOW:
         raise TemplateLimitError(f"it passes more than {_MAX_SLOW} characters to a slow operation")
@@ -524,7 +524,7 @@ def _limit_json(
 
 
 def _depth(value: Any) -> int:
-    """Levels of lists and objects in each other; JSON has a few, and an error ends what has a thousand."""
+    """Returns the levels of nested lists and objects; JSON has a few, and a thousand end in an error."""
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     return 1 + max(map(_depth, parts), default=0)
 
@@ -576,4 +576,4 @@ _ATTRIBUTE_AT: Mapping[str, int] = {
     **dict.fromkeys(("join", "max", "min", "unique"), 1),
     "sort": 2, "map": sys.maxsize,
 }  # fmt: skip
-"""Filters that take the name of an attribute, and the place of it among their arguments; `map` takes it by name."""
+"""Filters that take the name of an attribute, and its place among their arguments; `map` takes it by name."""

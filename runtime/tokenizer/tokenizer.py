@@ -1,4 +1,4 @@
-"""A model's tokenizer, whichever file it came from: text to token ids and back, prompts and chats included."""
+"""Tokenizer of a model from any kind of file: text to token ids and back, prompts and chats included."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from ..protocol.errors import EngineError, ModelError, RequestError
 from .chat_template import FALLBACK_TEMPLATE, ChatOptions, ChatTemplate, ControlTokens
 
 Description = Mapping[str, Any]
-"""A normalizer or pre-tokenizer as it is written in a tokenizer.json."""
+"""A normalizer or pre-tokenizer in the format of tokenizer.json."""
 
 Rewrite = Callable[[Description], Description | None]
 Variant = Literal["own", "plain", "exact"]
 
 LONG_TEXT = 4096
-"""Characters that are encoded in some milliseconds. A longer text may take seconds."""
+"""Characters that are encoded within milliseconds. A longer text may take seconds."""
 
 MAX_TOKEN_CHARS = 16
-"""Characters that a text has for each token of its limit at most. It has some four in languages and in code."""
+"""Most characters of a text per token of its limit. Languages and code have about four."""
 
 MAX_SPELLING = 1 << 13
-"""Characters of a token: each that is generated may add so many to an answer. The longest that are known have some
+"""Most characters of a token, which each generated token may add to an answer. The longest known ones have some
 hundreds."""
 
 END_OF_TURN = (
@@ -43,10 +43,10 @@ END_OF_TURN = (
     "<|end_of_text|>",
     "<|endoftext|>",
 )
-"""Control tokens that end a turn in the models that have them, whatever their metadata says."""
+"""Control tokens that end a turn in the models that have them, regardless of their metadata."""
 
 _MISREAD = re.compile("(▁+|<0x[0-9A-Fa-f]{2}>)")
-"""Texts that SentencePiece's spelling of tokens stands for something else with."""
+"""Texts with another meaning in SentencePiece's spelling of tokens."""
 
 
 class Tokenizer:
@@ -56,11 +56,10 @@ class Tokenizer:
     bos_id       begins a prompt, if `adds_bos`
     eos_ids      ids that end a turn, the model's own first
     special_ids  control tokens: text that is not marked as special never produces them
-    chat         the model's chat template, or `FALLBACK_TEMPLATE` if it has none (`has_chat_template` tells)
+    chat         the model's chat template, or `FALLBACK_TEMPLATE` if it has none (see `has_chat_template`)
 
-    Two things that SentencePiece models do with spaces: a prompt may begin with one that the text does not have
-    (`encode_prompt`, `encode_chat`; `encode` never adds it), and `decode` keeps all that tokens say, so that it can
-    be done in pieces.
+    Spaces in SentencePiece models: a prompt may begin with one that the text does not have (`encode_prompt`,
+    `encode_chat`; `encode` never adds it), and `decode` keeps all spaces of tokens, so that it can be done in pieces.
     """
 
     def __init__(self, parts: TokenizerParts) -> None:
@@ -81,7 +80,7 @@ class Tokenizer:
 
     @cached_property
     def token_bytes(self) -> tuple[bytes | None, ...]:
-        """The text of each token as bytes (possibly part of a character); None for control tokens."""
+        """Text of each token as bytes (possibly part of a character); None for control tokens."""
         return self._parts.token_bytes()
 
     @cached_property
@@ -89,14 +88,14 @@ class Tokenizer:
         return sorted(piece for piece in self.token_bytes if piece)
 
     def goes_on(self, text: bytes) -> bool:
-        """Tells whether some token begins with `text` and does not end with it."""
+        """Returns True if some token begins with `text` and is longer."""
         place = bisect_right(self._sorted_bytes, text)
         return place < len(self._sorted_bytes) and self._sorted_bytes[place].startswith(text)
 
     def fewest_tokens(self, text: str, most: int | None = None) -> int:
-        """Returns the least number of tokens that say a text; `encode` may use more.
+        """Returns the least number of tokens that spell a text; `encode` may use more.
 
-        With `most`, it stops there: `most` + 1 is said for any number beyond.
+        With `most`, the count stops there: `most` + 1 stands for any larger number.
         """
         data = text.encode()
         count, reached, frontier = 0, {0}, [0]
@@ -110,7 +109,7 @@ class Tokenizer:
         return count
 
     def _stops(self, data: bytes, start: int, reached: set[int]) -> Iterator[int]:
-        """Finds where tokens that begin at `start` end, of the places not yet `reached`, and notes them there."""
+        """Yields the ends of tokens that begin at `start`, except those already `reached`, to which it adds them."""
         known = self._sorted_bytes
         for stop in range(start + 1, len(data) + 1):
             piece = data[start:stop]
@@ -122,9 +121,9 @@ class Tokenizer:
                 yield stop
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Ids of a text that may stand anywhere: no beginning-of-sequence token, no space put before it.
+        """Encodes a text at any position: without a beginning-of-sequence token or a space before it.
 
-        With `special`, the text is a template's: control tokens' texts in it become control tokens.
+        With `special`, the text is a template's, and texts of control tokens in it become control tokens.
 
         Raises:
             RequestError: the text is not valid Unicode.
@@ -132,11 +131,11 @@ class Tokenizer:
         return self._encode(self._parts.control.split(text) if special else [text], at_start=False)
 
     def encode_pieces(self, pieces: Sequence[str | int]) -> list[int]:
-        """Ids of a template's pieces that may stand anywhere: plain texts, and control tokens' ids."""
+        """Encodes a template's pieces at any position: plain texts, and ids of control tokens."""
         return self._encode(list(pieces), at_start=False)
 
     def encode_prompt(self, text: str, *, special: bool = False) -> list[int]:
-        """Ids of a text that begins a sequence."""
+        """Encodes a text at the beginning of a sequence."""
         pieces = self._parts.control.split(text) if special else [text]
         ids = self._encode(pieces, at_start=True)
         return [self.bos_id, *ids] if self.adds_bos and self.bos_id is not None and ids[:1] != [self.bos_id] else ids
@@ -144,7 +143,7 @@ class Tokenizer:
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], *, max_chars: int | None = None, **options: Unpack[ChatOptions]
     ) -> list[int]:
-        """Ids of a chat: control tokens are the template's alone, whatever the messages contain.
+        """Encodes a chat: only the template's own control tokens count as such, whatever the messages contain.
 
         Raises:
             RequestError: the messages are malformed, the template refuses them, or it writes more than `max_chars`.
@@ -157,11 +156,11 @@ class Tokenizer:
         return self._encode(pieces, at_start=True)
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of tokens; bytes that are no UTF-8 become U+FFFD."""
+        """Returns the text of tokens; bytes that are not UTF-8 become U+FFFD."""
         return b"".join(self.pieces(tokens, skip_special_tokens=skip_special_tokens)).decode(errors="replace")
 
     def texts(self, tokens: Sequence[int]) -> list[str]:
-        """Each token's own text, for display: together they are the decoded text, control tokens included.
+        """Returns each token's own text, for display; joined, they are the decoded text, control tokens included.
 
         A character that spans tokens belongs to the token that completes it.
         """
@@ -172,13 +171,13 @@ class Tokenizer:
         return texts
 
     def pieces(self, tokens: Iterable[int], *, skip_special_tokens: bool = True) -> list[bytes]:
-        """The bytes that each token adds to the text; none for ids that have no text."""
+        """Returns the bytes that each token adds to the text; empty for ids without text."""
         return [self.piece(token, skip_special_tokens=skip_special_tokens) for token in tokens]
 
     def vocabulary(self, size: int) -> Vocabulary:
-        """The tokens as grammars see them, for a model with `size` logits (at most so many are named).
+        """Returns the vocabulary for grammars, for a model with `size` logits (at most that many tokens are named).
 
-        Its `encode` is exact: the bytes of the tokens are those of the text, which `encode` does not promise for
+        Its `encode` is exact: the bytes of the tokens are those of the text, which `encode` here does not guarantee for
         models that normalise text.
         """
         return Vocabulary(
@@ -190,9 +189,9 @@ class Tokenizer:
         )
 
     def _encode_exact(self, text: str) -> list[int]:
-        """Ids whose bytes are the text's, if there are such: the model's own, unless it takes the text for another.
+        """Returns ids whose bytes are the text's, if there are any: the model's own, unless it misreads the text.
 
-        To SentencePiece "▁" is a space, and some models read "<0x0A>" as the byte that a token of that name stands for.
+        SentencePiece reads "▁" as a space, and some models read "<0x0A>" as the byte of the token with that name.
         """
         ids = self._plain_text(text, "exact")
         if self._says(ids, text):
@@ -212,7 +211,7 @@ class Tokenizer:
         return b"".join(self.token_bytes[token] or b"" for token in ids) == text.encode()
 
     def _encode_bytes(self, data: bytes) -> list[int]:
-        """A token for each byte that has one."""
+        """Returns a token for each byte that has one."""
         return [self._byte_ids[byte] for byte in data if byte in self._byte_ids]
 
     @cached_property
@@ -236,7 +235,7 @@ class Tokenizer:
         return ids
 
     def _plain_text(self, text: str, variant: Variant) -> list[int]:
-        """Ids of a text, none of them special: a model that spells a control token like a word has it spelled out."""
+        """Encodes a text without special ids: a control token that is spelled like a word is spelled out."""
         ids = self._parts.pipeline.encode(text, variant)
         if self.special_ids.isdisjoint(ids):
             return ids
@@ -250,7 +249,7 @@ class Tokenizer:
         return spelled
 
     def piece(self, token: int, *, skip_special_tokens: bool = True) -> bytes:
-        """The bytes that one token adds to the text."""
+        """Returns the bytes that one token adds to the text."""
         if not 0 <= token < self.vocab_size:
             return b""
         piece = self.token_bytes[token]
@@ -301,16 +300,16 @@ class TextPipeline:
         self.prefix: Literal["never", "start", "sections"] = "never"
         if variants[1] != variants[0]:
             self.prefix = "start" if '"prepend_scheme": "first"' in json.dumps(pre_tokenizer) else "sections"
-        # The library numbers added tokens itself; where a file leaves gaps between their ids, its numbers differ.
+        # The library numbers added tokens itself; if a file has gaps between their ids, its numbers differ.
         numbered = [(self.own.token_to_id(token.content), token_id) for token, token_id in added]
         self._renumbered = {given: token_id for given, token_id in numbered if given != token_id}
 
     def encode(self, text: str, variant: Variant) -> list[int]:
-        """Ids of a text in one of the variants.
+        """Encodes a text in one of the variants.
 
         Raises:
-            RequestError: the text holds half of a surrogate pair, which is no character.
-            EngineError: the library fails, which only a damaged or hostile tokenizer makes it do.
+            RequestError: the text holds half of a surrogate pair, which is not a character.
+            EngineError: the library fails, which only happens with a damaged or hostile tokenizer.
         """
         backend = {"own": self.own, "plain": self.plain, "exact": self.exact}[variant]
         try:
@@ -320,7 +319,7 @@ class TextPipeline:
             if found is None:
                 found = backend.encode(text, add_special_tokens=False)
             ids: list[int] = found.ids
-        except (TypeError, UnicodeError) as error:  # which of them depends on the library's version
+        except (TypeError, UnicodeError) as error:  # depending on the library's version
             raise RequestError("the text holds a lone surrogate, which is not a Unicode character") from error
         except BaseException as error:
             if not is_library_error(error):
@@ -349,7 +348,7 @@ class TextPipeline:
 
 @dataclass(frozen=True)
 class TokenizerParts:
-    """All that a `Tokenizer` needs.
+    """Parts of a `Tokenizer`.
 
     spellings   each token as the vocabulary spells it; None for ids that have no token
     literal     ids whose spelling is their text as it stands (tokens added to the model's own)
@@ -381,7 +380,7 @@ class TokenizerParts:
         return frozenset(self.control.ids.values()) | self.reserved
 
     def token_bytes(self) -> tuple[bytes | None, ...]:
-        """The text of each token; None for those that never stand for text."""
+        """Text of each token; None for those that never stand for text."""
         decode = _byte_level_bytes if self.byte_level else _sentencepiece_bytes
         return tuple(
             None
@@ -408,12 +407,12 @@ def _encoded_as_batch(backend: Any, text: str) -> Any:
 
 
 def is_library_error(error: BaseException) -> bool:
-    """Tells whether the tokenizers library has raised it: it knows no narrower class, and panics past Exception."""
+    """Returns True if the tokenizers library raised the error: it has no narrower class, and panics past Exception."""
     return not isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
 
 
 def end_of_turn_ids(control: ControlTokens, declared: Sequence[object], num_tokens: int) -> tuple[int, ...]:
-    """Ids that end a turn: the declared ones first (those out of range are left out), then those known by name."""
+    """Returns ids that end a turn: the declared ones first (without those out of range), then those known by name."""
     known = [control.ids[name] for name in END_OF_TURN if name in control.ids]
     if "<|channel|>" not in control.ids:  # where answers have channels, <|end|> ends only one of them
         known += [control.ids[name] for name in ("<|end|>",) if name in control.ids]
@@ -422,7 +421,7 @@ def end_of_turn_ids(control: ControlTokens, declared: Sequence[object], num_toke
 
 
 def _rewritten(description: Description | None, rewrite: Rewrite) -> Description | None:
-    """A description with `rewrite` applied to each step of it; steps for which that returns None are left out."""
+    """Returns a description with `rewrite` applied to each step; steps for which that returns None are left out."""
     if description is None:
         return None
     for key in ("normalizers", "pretokenizers"):
@@ -447,7 +446,7 @@ def _without_normalisation(step: Description) -> Description | None:
 
 
 def _byte_alphabet() -> dict[int, int]:
-    """GPT-2's alphabet: code point -> the byte it spells. Printable Latin-1 characters spell themselves."""
+    """Returns GPT-2's alphabet: code point -> the byte it spells. Printable Latin-1 characters spell themselves."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {byte: byte for byte in printable} | {0x100 + index: byte for index, byte in enumerate(others)}
@@ -460,7 +459,7 @@ _BYTE_OF = dict.fromkeys(range(256), _NO_BYTE) | _byte_alphabet()
 def _byte_level_bytes(spelling: str) -> bytes:
     try:
         return spelling.translate(_BYTE_OF).encode("latin-1")
-    except UnicodeEncodeError:  # some vocabularies hold a token that is not spelled in the alphabet
+    except UnicodeEncodeError:  # some vocabularies have a token that is not spelled in the alphabet
         return spelling.encode()
 
 

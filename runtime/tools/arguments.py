@@ -1,4 +1,4 @@
-"""The arguments of tools: checked against their JSON Schema by name, and read from the texts that programs write."""
+"""Arguments of tools: checked against their JSON Schema by name, and read from the texts that programs write."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 def check_names(tool: ToolCall, names: Collection[str]) -> None:
-    """Refuses arguments that the tool does not take, and the lack of those that it needs.
+    """Checks that all arguments are known to the tool, and all required ones are given.
 
     Raises:
-        RequestError: by name of the argument.
+        RequestError: an argument is unknown or missing; the error names it.
     """
     if len(set(names)) != len(names):
         raise _refused(tool, "an argument is given twice")
@@ -51,7 +51,7 @@ def check_names(tool: ToolCall, names: Collection[str]) -> None:
 
 
 def read_arguments(tool: ToolCall, texts: Mapping[str, str]) -> dict[str, Any]:
-    """The values that `texts` stand for: each is the text itself where the parameter may be a text, else JSON.
+    """Reads values from `texts`: the text itself where the parameter may be a text, else its JSON value.
 
     Raises:
         EngineError: an argument is not JSON, or not of its parameter's type.
@@ -80,7 +80,7 @@ def _read(tool: ToolCall, name: str, text: str, parameter: Mapping[str, Any]) ->
 
 
 def _takes_text(parameter: Mapping[str, Any], schema: Mapping[str, Any], depth: int = 0) -> bool:
-    """Tells whether a text is one of the values that the parameter's schema allows, as far as its types say."""
+    """Returns True if the types in the parameter's schema allow a text."""
     kinds = _types(parameter)
     if kinds or depth > MAX_DEPTH:
         return "string" in kinds
@@ -104,7 +104,7 @@ def _is(value: object, kind: str) -> bool:
 
 
 def _resolved(parameter: object, schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The parameter's schema, or the definition of the tool's own to which it refers."""
+    """Returns the parameter's schema, or the definition in the tool's schema to which it refers."""
     if not isinstance(parameter, Mapping):
         return {}
     reference = parameter.get("$ref")
@@ -130,7 +130,7 @@ def _wrong(tool: ToolCall, name: str, reason: str) -> EngineError:
 
 
 def chars_of(value: Any) -> int:
-    """Returns about how many characters a value takes as JSON."""
+    """Returns the approximate number of characters of a value as JSON."""
     count, stack = 0, [value]
     while stack:
         part = stack.pop()

@@ -1,4 +1,4 @@
-"""Calls that a model writes: the constraint under which it does, how they are read, and how tools are put to it."""
+"""Tool calls written by a model: their constraint, how they are read, and how tools are presented to the model."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from .registry import ToolCall, tool_failed
 from .tag_reader import Called, TagReader
 
 MAX_TURN_CHARS = 1 << 18
-"""Characters of a text in which calls are looked for."""
+"""Most characters of a text in which calls are searched for."""
 
 READ_AT_ONCE = 1 << 14
-"""Characters of it that are read in one go, of some 5 ms at most."""
+"""Characters read in one go, which takes at most about 5 ms."""
 
 MAX_TURN_CALLS = 256
-"""Calls that one turn may make, which are begun in one go."""
+"""Most calls of one turn, which are started in one go."""
 
 CUT_OFF = "the call was cut off: its arguments are no JSON object"
 
 
 class WrittenCall(NamedTuple):
-    """A call as the model wrote it: its arguments, or their text where that is no JSON object."""
+    """A call as the model wrote it: its arguments, or their text if that is not a JSON object."""
 
     name: str
     arguments: dict[str, Any] | str
@@ -43,7 +43,7 @@ def as_function(tool: ToolCall) -> dict[str, Any]:
 
 
 def schema_of(tool: ToolCall) -> dict[str, Any]:
-    """Returns the JSON Schema of a tool's arguments, which are an object."""
+    """Returns the JSON Schema of a tool's arguments, an object."""
     return {"type": "object", "properties": {}, **(tool.parameters or {})}
 
 
@@ -53,7 +53,7 @@ def constrain_turn(
     """Returns the constraint of a turn: calls of the tools that it may call, or an answer.
 
     Raises:
-        RequestError: the answer's constraint cannot stand beside calls.
+        RequestError: the answer's constraint cannot be combined with calls.
     """
     callable_names = [offer.only] if offer.only else list(offer.tools)
     functions = [(name, _arguments(tools[name])) for name in callable_names]
@@ -67,7 +67,7 @@ def constrain_turn(
 
 
 def checked_answer(answer: GrammarSpec) -> Answer:
-    """Returns the constraint of an answer, if it can stand beside calls. Raises RequestError: it cannot."""
+    """Returns the constraint of an answer. Raises RequestError if it cannot be combined with calls."""
     if isinstance(answer, JsonSchema | Regex):
         return answer
     kind = {Choice: "choices", Lark: "a grammar", Gbnf: "a grammar", Structural: "tags"}[type(answer)]
@@ -81,7 +81,7 @@ def _arguments(tool: ToolCall) -> JsonSchema:
 
 
 class CallsReading:
-    """The calls of `names` in a text, which are read in as many goes as it takes.
+    """Reads the calls of `names` in a text, a part at a time.
 
     Raises:
         RequestError: the text is too long.
@@ -97,7 +97,7 @@ class CallsReading:
         self._found: list[tuple[str, list[str]]] = []
 
     def read_on(self) -> bool:
-        """Reads another part of `READ_AT_ONCE` characters; false once there is none.
+        """Reads another part of `READ_AT_ONCE` characters; returns False once there is none.
 
         Raises:
             RequestError: there are too many calls.
@@ -120,7 +120,7 @@ class CallsReading:
 
 
 def read_object(text: str) -> dict[str, Any] | str:
-    """Returns the JSON object that a text is; the text itself if it is none."""
+    """Returns the JSON object in a text; the text itself if it is not one."""
     try:
         found = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -129,12 +129,12 @@ def read_object(text: str) -> dict[str, Any] | str:
 
 
 def said_of(call: MadeCall) -> str:
-    """Returns what the model is told of a call."""
+    """Returns the text that reports a call's outcome to the model."""
     return f"Error: {call.error}" if call.result is None else call.result
 
 
 def fault_of(call: WrittenCall, tools: Mapping[str, ToolCall]) -> ErrorInfo | None:
-    """Returns why a call cannot be made, if it cannot."""
+    """Returns the error if a call cannot be made; None if it can."""
     tool = tools.get(call.name)
     if tool is None:
         known = ", ".join(map(repr, tools)) or "none"

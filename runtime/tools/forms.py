@@ -1,4 +1,4 @@
-"""Forms in which models write calls of tools, the grammars that constrain such calls, and tools described in words."""
+"""Forms in which models write tool calls, the grammars of these calls, and descriptions of tools in words."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ OPEN_TAG, CLOSE_TAG = "<tool_call>", "</tool_call>"
 
 
 class CallForm(NamedTuple):
-    """A call is `before`, the name, `between`, the arguments as JSON, `after`; `trigger` is how `before` begins.
+    """Form of a call: `before`, the name, `between`, the arguments as JSON, `after`; `trigger` is a prefix of `before`.
 
-    A call has begun wherever `trigger` appears in a text.
+    Wherever `trigger` appears in a text, a call has begun.
     """
 
     trigger: str
@@ -36,14 +36,14 @@ MISTRAL = CallForm("[TOOL_CALLS]", '[TOOL_CALLS][{"name": "', '", "arguments": '
 MISTRAL_ARGS = CallForm("[TOOL_CALLS]", "[TOOL_CALLS]", "[ARGS]", "")
 LLAMA = CallForm('{"name": "', '{"name": "', '", "parameters": ', "}")
 PLAIN = CallForm('{"name": "', '{"name": "', '", "arguments": ', "}")
-"""For models whose template shows no form that is known: `describe_tools` tells them."""
+"""Form for models whose template shows no known one: `describe_tools` describes it to them."""
 
 
 def find_form(template: str) -> CallForm | None:
-    """Finds the form in which a chat template shows earlier calls; None if it is none of those between marks."""
+    """Finds the form in which a chat template shows earlier calls; None if it is not one of those between marks."""
     if "[TOOL_CALLS]" in template:
         return MISTRAL_ARGS if "[ARGS]" in template else MISTRAL
-    # Other models put something else than a JSON object with name and arguments between the same tags.
+    # Other models put something other than a JSON object with name and arguments between the same tags.
     if "<tool_call>" in template and "arguments" in template and not any(mark in template for mark in _NO_JSON):
         return HERMES
     return None
@@ -61,16 +61,16 @@ _NO_JSON = ("<function=", "<arg_key>", "<parameter=")
 Answer = JsonSchema | Regex
 
 Arguments = Iterable[tuple[str, JsonSchema]]
-"""Names of functions, and what their arguments must be."""
+"""Names of functions, with the schemas of their arguments."""
 
 
 def calls_in_text(form: CallForm, functions: Arguments, *, parallel: bool) -> Structural:
-    """Any text, in which each call is one of the functions'. Without `parallel` the first call ends it."""
+    """Returns the grammar of any text whose calls are of the functions. Without `parallel` the first call ends it."""
     return Structural(_tags(form, functions), (form.trigger,), stop_after_first=not parallel)
 
 
 def only_calls(form: CallForm, functions: Arguments, *, parallel: bool) -> Structural:
-    """Calls, one after another, perhaps on lines of their own; or exactly one."""
+    """Returns the grammar of several calls, possibly on separate lines, or without `parallel`, of exactly one."""
     tags = _tags(form, functions)
     if parallel:
         tags += tuple(Tag("\n" + tag.begin, tag.content, tag.end) for tag in tags)
@@ -78,14 +78,14 @@ def only_calls(form: CallForm, functions: Arguments, *, parallel: bool) -> Struc
 
 
 def call_or_answer(form: CallForm, functions: Arguments, answer: Answer) -> Structural:
-    """Exactly one call, or a value instead."""
+    """Returns the grammar of exactly one call, or of a value instead."""
     tags = (*_tags(form, functions), Tag("", answer, ""))
     return Structural(tags, at_least_one=True, stop_after_first=True, free_text=False)
 
 
 def no_calls(form: CallForm) -> Regex:
-    """Any text in which no call begins."""
-    first, *others = map(_escaped, form.trigger)  # no other character of a trigger is its first one
+    """Returns the grammar of any text in which no call begins."""
+    first, *others = map(_escaped, form.trigger)  # the first character of a trigger does not occur in it again
     rest = ""
     for char in reversed(others):
         on = f"{char}{rest}|" if rest else ""

@@ -1,4 +1,4 @@
-"""Event loops that await coroutines of tools: one, and another in its place while a coroutine blocks it."""
+"""Event loops for coroutines of tools: one, and a replacement while a coroutine blocks it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXITS = (SystemExit, KeyboardInterrupt)
 """Exceptions that `except Exception` does not catch, and that would end the event loop of all async tools."""
 
 _LOOKS = 5
-"""Looks within BLOCKED_AFTER_S, so that a process that was stopped for a while does not take its loop for blocked."""
+"""Checks within BLOCKED_AFTER_S, so that a process that was stopped for a while does not count its loop as blocked."""
 
 _MAX_NAMES = 5
 """Most tools that the log names as awaited by a blocked loop."""
@@ -72,9 +72,9 @@ class ToolLoops:
 
 
 class ToolLoop:
-    """An event loop on a thread of its own, and a second thread that watches whether it turns while calls are awaited.
+    """An event loop on a separate thread, and a second thread that watches its progress while calls are awaited.
 
-    blocked   it has not turned for BLOCKED_AFTER_S, and has not since
+    blocked   it made no progress for BLOCKED_AFTER_S, and has made none since
     """
 
     def __init__(self) -> None:
@@ -95,17 +95,17 @@ class ToolLoop:
             raise
 
     def run(self, name: str, coroutine: Coroutine[Any, Any, str]) -> Future[str]:
-        """Begins to await a coroutine of the tool `name`. Raises RuntimeError if the loop has ended."""
+        """Starts to await a coroutine of the tool `name`. Raises RuntimeError if the loop has ended."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         with self._lock:
             self._names[name] += 1
             self._called.set()
-        # On the loop, as the future of a cancelled call is over before its coroutine is.
+        # Counted on the loop, since the future of a cancelled call ends before its coroutine.
         future.add_done_callback(lambda _: self.soon(lambda: self._leave(name)))
         return future
 
     def soon(self, callback: Callable[[], object]) -> None:
-        """Has the loop call `callback`, unless it has ended."""
+        """Schedules `callback` on the loop, unless it has ended."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback)
 

@@ -1,4 +1,4 @@
-"""Shares of what programs have in common: no program gets all that its client may have, no client all there is."""
+"""Quotas of shared resources: no program gets its client's whole share, and no client gets everything."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...radix import tenant_of
 
 
 class Owner(NamedTuple):
-    """On whose behalf a tool is called. Programs without a client, or of servers without keys, have the client ""."""
+    """Program and client on whose behalf a tool is called. Without clients, or without keys, the client is ""."""
 
     client: str
     program: str
@@ -20,7 +20,7 @@ class Owner(NamedTuple):
 
 
 class Shares:
-    """Counts what each program and each client has; `total` counts all. What nobody owns has no bound here.
+    """Counts the use of each program and each client; `total` counts all. Use without an owner is not limited here.
 
     Not thread-safe.
     """
@@ -49,11 +49,11 @@ class Shares:
             del self._clients[owner.client]
 
     def of_client(self, owner: Owner | None) -> int:
-        """Returns what the owner's client has."""
+        """Returns the use of the owner's client."""
         return 0 if owner is None else self._clients[owner.client]
 
     def who_is_full(self, owner: Owner | None) -> str | None:
-        """Returns "program" or "client" if that may not have one more; None: both may."""
+        """Returns "program" or "client" if that has used up its share; None if neither has."""
         if owner is None:
             return None
         of_program, of_client = self._limits
@@ -62,5 +62,5 @@ class Shares:
         return "client" if self._clients[owner.client] >= of_client else None
 
     def load(self, owner: Owner | None) -> tuple[int, int]:
-        """Returns a sort key by which those that have less come first."""
+        """Returns a sort key by which the owners with the least use come first."""
         return (0, 0) if owner is None else (self._clients[owner.client], self._programs[owner])

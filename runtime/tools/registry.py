@@ -1,4 +1,4 @@
-"""Tools that programs call: their interface, the registry of an engine's own, and the threads that run them."""
+"""Tools that programs call: their interface, the registry of an engine, and the threads that run them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class ToolRegistry:
 
     def __init__(self) -> None:
         self.tools: Mapping[str, ToolCall] = {}
-        """Replaced, never changed in place, so that readers keep the mapping that they got."""
+        """Replaced, never changed in place, so that readers keep a consistent mapping."""
         self._lock = threading.Lock()
 
     def register(self, tool: ToolCall) -> None:
@@ -110,7 +110,7 @@ def check_tool(tool: ToolCall) -> None:
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """A call under way; once `abandoned`, its result is not reported."""
+    """A call in progress; once `abandoned`, its result is not reported."""
 
     tool: ToolCall
     arguments: dict[str, Any]
@@ -204,7 +204,7 @@ class ToolRunner:
         return self._num_usable < self._max_threads and self._has_share(owner)
 
     def abandon(self, ticket: Ticket) -> None:
-        """Gives up a call: takes it out of the queue, cancels it if it is awaited, or leaves it to end unheard."""
+        """Abandons a call: removes it from the queue, cancels it if it is awaited, or ignores its result."""
         with self._changed:
             if ticket.abandoned:
                 return
@@ -249,7 +249,7 @@ class ToolRunner:
         self._loops.close()
 
     def _start_thread(self) -> None:
-        """Starts a thread; if the system has none, those that there are take the work."""
+        """Starts a thread; if the system has none left, the existing ones take the work."""
         try:
             threading.Thread(target=self._work, name="bough-tool", daemon=True).start()
         except RuntimeError as error:
@@ -266,14 +266,14 @@ class ToolRunner:
             self._call(ticket)
 
     def _next(self) -> Ticket | None:
-        """Waits for and returns the next call; None if this thread is to end, at `close`, or as there are too many.
+        """Waits for and returns the next call; None if this thread is to end, at `close` or because there are too many.
 
-        A thread that is to end is no longer counted, so that the next one to look does not end in its place too.
+        A thread that is to end is no longer counted, so that the next one does not end too.
         """
         with self._changed:
             while True:
                 if self._closed or self._num_usable > self._max_threads:
-                    self._num_threads -= 1  # before another one looks, or both would end
+                    self._num_threads -= 1  # before another one checks, or both would end
                     self._changed.notify()
                     return None
                 if (ticket := self._first()) is not None:
@@ -360,7 +360,7 @@ class ToolRunner:
             self._left_thread(ticket)
             ticket.stage = "awaited"
             future = ticket.future = loop.run(ticket.tool.name, wait())
-            if ticket.abandoned:  # while the function ran that began it
+            if ticket.abandoned:  # while the function that created it ran
                 future.cancel()
         future.add_done_callback(ended)
 
@@ -374,7 +374,7 @@ class ToolRunner:
 
 
 def _close_unbegun(result: Awaitable[str]) -> None:
-    """Closes a coroutine that was cancelled before it started, of which Python would warn."""
+    """Closes a coroutine that was cancelled before it started, about which Python would warn."""
     if inspect.iscoroutine(result) and inspect.getcoroutinestate(result) == inspect.CORO_CREATED:
         result.close()
 
@@ -408,6 +408,6 @@ def _failed(tool: ToolCall, error: BaseException) -> ErrorInfo:
         return error.info
     try:
         reason = str(error)[:500]
-    except Exception:  # noqa: BLE001  it is a tool's own class
+    except Exception:  # noqa: BLE001  the class is the tool's
         reason = ""
     return tool_failed(tool.name, f"{type(error).__name__}{': ' if reason else ''}{reason}")

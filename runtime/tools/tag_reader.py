@@ -1,4 +1,4 @@
-"""Splits generated text into what is said and the calls in it, piece by piece."""
+"""Splits generated text into ordinary text and tool calls, piece by piece."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Called(NamedTuple):
 
 
 class ValueEnd:
-    """Finds where the brackets of a JSON value close that is read piece by piece."""
+    """Finds the end of a JSON value that is read piece by piece, by its brackets."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -31,7 +31,7 @@ class ValueEnd:
         self._depth = 0
 
     def feed(self, text: str, start: int = 0) -> int:
-        """Takes what `text` has from `start` on; returns where the value stops in it, its end if the value goes on."""
+        """Reads `text` from `start` on; returns the index at which the value ends, or its length if it continues."""
         for stop in range(start, len(text)):
             if self.ended:
                 return stop
@@ -50,10 +50,10 @@ class ValueEnd:
 
 
 class TagReader:
-    """The text holds calls in a form of the model's own, as its grammar makes sure; all is passed on as it comes.
+    """Reader of text with calls in the model's own form, as its grammar ensures; passes everything on as it comes.
 
-    What is held is read from `_at` on and not cut within a push, which takes time linear in the text. What is between a
-    name and its arguments begins with a character that no name has.
+    Held text is read from `_at` on and not cut within a push, so that a push takes time linear in the text. The text
+    between a name and its arguments begins with a character that no name contains.
     """
 
     def __init__(self, form: CallForm, names: Iterable[str]) -> None:
@@ -64,7 +64,7 @@ class TagReader:
         self._at = 0
         self._blank: list[str] = []  # white space that is dropped if a call comes next
         self._num_calls = 0
-        self._value: ValueEnd | None = None  # of the call under way
+        self._value: ValueEnd | None = None  # of the current call
         self._said = False
 
     def push(self, text: str) -> list[Said | Called]:
@@ -75,14 +75,14 @@ class TagReader:
         return pieces
 
     def finish(self) -> list[Said | Called]:
-        """Returns what was held back until now: the beginning of a call is text, and the end of one nothing."""
+        """Returns the text held back so far: the beginning of a call counts as text, the end of one is dropped."""
         held = self._held[self._at :]
         if self._value is not None or not (rest := "".join((*self._blank, held))):
             return []
         return [Said(rest)] if held or not self._num_calls else []
 
     def _step(self, pieces: list[Said | Called]) -> bool:
-        """Takes the next part of what is held; False if more must come first."""
+        """Reads the next part of the held text; returns False if more input is needed."""
         if self._value is None:
             return self._step_text(pieces)
         if not self._value.ended:
@@ -116,7 +116,7 @@ class TagReader:
             held = self._held[self._at :]
             if any(begin.startswith(held) for begin in self._begins.values()):
                 return False
-        self._say(trigger, pieces)  # no call that is known
+        self._say(trigger, pieces)  # no known call
         self._at += len(trigger)
         return True
 
@@ -125,7 +125,7 @@ class TagReader:
         return len(self._held) - self._at
 
     def _name_here(self) -> str | None:
-        """Returns the name of the call that begins here; None if none that is known does."""
+        """Returns the name of the call that begins here; None if no known one does."""
         form, start = self._form, self._at + len(self._form.before)
         stop = self._held.find(form.between, start, self._at + self._longest)
         name = self._held[start : max(stop, start)]
@@ -141,9 +141,9 @@ class TagReader:
 
 
 def find_mark(text: str, mark: str, start: int = 0) -> int:
-    """Finds where `mark` begins in `text`, perhaps to be completed by what follows; the end of `text` if nowhere.
+    """Finds the index at which `mark`, or a prefix of it at the end, begins in `text`; the length of `text` if none.
 
-    What is before `start` is not looked at.
+    The search begins at `start`.
     """
     found = text.find(mark, start)
     if found >= 0:

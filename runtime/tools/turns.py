@@ -1,4 +1,4 @@
-"""Calls of one turn of a model, which are made side by side."""
+"""Calls of one turn of a model, which are made concurrently."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..protocol.program import MadeCall
 from .calls import WrittenCall
 
 TOLD_TO_MODEL = frozenset({"tool_failed", "tool_timeout", "unknown_tool", "invalid_tool_call"})
-"""Failures of calls that the model is told of. Others end the program."""
+"""Codes of failed calls that are reported to the model. Other failures end the program."""
 
 
 class ToolTurn:
-    """The calls of one turn, and what has come of them."""
+    """Calls of one turn, and their outcomes."""
 
     def __init__(self, calls: Sequence[WrittenCall]) -> None:
         self._calls = calls

@@ -1,4 +1,4 @@
-"""HTTP itself: authentication, bodies, clients that disconnect, event streams.
+"""HTTP layer: authentication, bodies, clients that disconnect, event streams.
 
 Bytes come in, checked bodies go to the routes; events come back and leave as server-sent events. `protocol`, with
 `table` and `intake`, keeps connections and reads their messages; `gate` wraps all routes; `access`, with `keys`,

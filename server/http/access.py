@@ -1,6 +1,6 @@
-"""Access: who sends a request, from where, and how much of the server a key may use and has used.
+"""Access control: the sender and origin of a request, and each key's limits and usage of the server.
 
-What is used is counted on the event loop only.
+Usage is counted on the event loop only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Answers on their way to clients: errors, event streams, and limits on what slow readers leave unread."""
+"""Responses to clients: errors, event streams, and limits on the unread data of slow readers."""
 
 from __future__ import annotations
 

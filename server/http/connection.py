@@ -1,4 +1,4 @@
-"""A client's connection: receives and decodes its body within limits, and ends its work when it disconnects.
+"""Client connections: receives and decodes a body within limits, and ends the client's work when it disconnects.
 
 Work also ends when the server has drained and its time is over (`run_while_connected`).
 """

@@ -1,4 +1,4 @@
-"""Ways in: the event loop's, through which keys send their requests in turn, and the engine's, which has few places."""
+"""Admission of requests: to the event loop, where keys take turns, and to the engine, which has few places."""
 
 from __future__ import annotations
 

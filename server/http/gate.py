@@ -1,4 +1,4 @@
-"""The outermost layer: admits callers within their limits, numbers and logs requests, turns failures into bodies."""
+"""Outermost middleware: admits callers within their limits, numbers and logs requests, turns failures into bodies."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Messages, cut out of what a connection sends before h11 sees it: heads checked and whole, chunks joined.
+"""Intake of HTTP messages before h11 parses them: passes on whole, checked heads and joined chunks.
 
 h11 takes milliseconds for a few kilobytes of tiny chunks or headers, and seconds for a header of blanks that ends in a
-character that it refuses. What it is given from here takes it no longer than its size tells. It also takes a line feed
-alone for the end of a line, which gateways before it may not.
+character that it refuses. With this input its time is in proportion to the size. h11 also accepts a lone line feed as
+the end of a line, which gateways in front of it may not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The file of API keys: who may enter, with which rights, and how much of the server each key may use."""
+"""File of API keys, with the rights of each and its limits on the use of the server."""
 
 from __future__ import annotations
 

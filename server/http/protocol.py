@@ -1,4 +1,4 @@
-"""Connections: as many as there are descriptors for, none held open by saying too little, and some half closed."""
+"""HTTP protocol of connections: limited in number by descriptors, in time for slow senders; some are half closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of open connections: as many as there is room for, shared by keys, and who gives way when it is full."""
+"""Table of open connections: limits their number, shares it among keys, and chooses which to close when it is full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's API: requests checked and translated for the engine, outputs written as replies and chunks.
+"""OpenAI's API: checks requests and translates them for the engine, and writes outputs as replies and chunks.
 
-Decoded bodies come in, engine requests go out; engine outputs come in, OpenAI's JSON goes out.
+Decoded bodies come in and engine requests go out; engine outputs come in and OpenAI's JSON goes out.
 """

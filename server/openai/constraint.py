@@ -1,4 +1,4 @@
-"""The grammar that a body asks for, in any of the spellings that clients use, and the field that asks for it."""
+"""Grammar requested by a body, in any of the spellings that clients use, and the field that names it."""
 
 from __future__ import annotations
 

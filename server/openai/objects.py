@@ -1,4 +1,4 @@
-"""The OpenAI objects that are served, as typed structs: bounds are part of the types, null always means the default."""
+"""Supported OpenAI objects as typed structs: bounds are part of the types, and null always means the default."""
 
 from __future__ import annotations
 

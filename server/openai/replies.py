@@ -1,6 +1,6 @@
-"""From the engine's outputs to OpenAI's answers: one path for chunks and for whole answers, so that they agree.
+"""Translation of the engine's outputs to OpenAI's replies: one path for chunks and whole replies, so that they agree.
 
-Of a chat, what was generated is split into reasoning, ordinary text and calls of tools, piece by piece.
+The generated text of a chat is split into reasoning, ordinary text and tool calls, piece by piece.
 """
 
 from __future__ import annotations

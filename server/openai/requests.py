@@ -1,4 +1,4 @@
-"""OpenAI bodies translated to engine requests: pure functions, after which nothing is OpenAI-shaped any more."""
+"""Translation of OpenAI bodies to engine requests, by pure functions; nothing OpenAI-specific remains after it."""
 
 from __future__ import annotations
 

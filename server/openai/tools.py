@@ -1,4 +1,4 @@
-"""Tools of a request: what its body offers, how that is put to the model, and the schema of a call."""
+"""Tools of a request: those that its body offers, their presentation to the model, and the schema of a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document of the deployed programs: their arguments and results as JSON Schemas."""
+"""OpenAPI document of the deployed programs: their arguments and results as JSON Schemas."""
 
 from __future__ import annotations
 

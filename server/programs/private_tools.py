@@ -1,4 +1,4 @@
-"""Tools as a server's callers see them: a failure shows its class, and the log has the rest."""
+"""Tools on a server: callers see only the class of a failure, and the log has the rest."""
 
 from __future__ import annotations
 

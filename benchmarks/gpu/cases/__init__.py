@@ -1,4 +1,4 @@
-"""Cases of the GPU benchmark: problems, our kernels, others' kernels, and the ceilings of the device.
+"""Cases of the GPU benchmark: problems, kernels of bough and of peers, and the ceilings of the device.
 
-Settings come in, timed functions go out.
+Settings come in; timed functions go out.
 """

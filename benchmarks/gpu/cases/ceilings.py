@@ -1,4 +1,4 @@
-"""Ceilings of the device: a large copy, a large read, a large matrix product. All else is a share of these."""
+"""Ceilings of the device: a large copy, a large read, a large matrix product. All other results relate to these."""
 
 from __future__ import annotations
 

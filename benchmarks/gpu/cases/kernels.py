@@ -1,4 +1,4 @@
-"""Our attention kernels beside others' at the sizes that matter: decode, decode under shared prefixes, extend.
+"""Attention kernels of bough and of peers at relevant sizes: decode, decode under shared prefixes, extend.
 
 Their inputs are sequences over shuffled pages, some of which share prefixes.
 """

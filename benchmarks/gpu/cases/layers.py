@@ -1,4 +1,4 @@
-"""The kernels around attention at the sizes that matter: norms, gates, rotary positions, sampling, weight products."""
+"""Kernels around attention at relevant sizes: norms, gates, rotary positions, sampling, weight products."""
 
 from __future__ import annotations
 

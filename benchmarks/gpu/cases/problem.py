@@ -1,8 +1,8 @@
-"""One kernel at one size: ours and others' on the same inputs, checked once against a reference, then timed in turn.
+"""A problem of one size: kernels of bough and of peers on the same inputs, checked against a reference, timed in turn.
 
-Launches run in CUDA graphs between events, on inputs that rotate so that no cache serves them. A family of kernels has
-a process of its own, which `gpu.py` starts and asks for one row after the other: a kernel that reads out of bounds ends
-the process's CUDA context, and a peer may crash. That costs the family's rows from there on, and no others.
+Launches run in CUDA graphs between events, on inputs that rotate so that no cache serves them. Each family of kernels
+runs in a separate process, which `gpu.py` starts and asks for one row after another: a kernel that reads out of bounds
+ends the process's CUDA context, and a peer may crash. That loses the family's remaining rows, but no others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Our side of a comparison: the engine on a thread of this process, as scripts have it, with its defaults.
+"""bough's side of a comparison: the engine on a thread of this process, as in scripts, with its defaults.
 
 Prompts go to the engine as requests; programs are functions of the language, run by `run_batch`.
 """

@@ -1,7 +1,7 @@
-"""guidance's and outlines' sides of a comparison on programs: over llama.cpp, one generation after the other.
+"""guidance's and outlines' sides of a comparison on programs: over llama.cpp, one generation after another.
 
-guidance has states of its own. It has no way to run them side by side, nor to go on after a token that ends the text:
-answers may be shorter. outlines is for constrained answers.
+guidance has its own program states, but cannot run them concurrently, nor continue after a token that ends the text, so
+its answers may be shorter. outlines is used for constrained answers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A server's side of a comparison on programs: vLLM's or llama-cpp-python's, and the official `openai` client.
 
-The server is a process of its own beside this one, which is the client: a task for each generation that can be begun.
+The server is a separate process. This one is the client, with a task for each generation that can begin.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""llama.cpp's side of a comparison: its own library through llama-cpp-python's bindings.
+"""llama.cpp's side of a comparison: its library through the bindings of llama-cpp-python.
 
-Batches are what `llama_decode` makes of many sequences: faster than anything that users of the bindings' `Llama` can
-ask for, which answers one prompt after the other. Sequences lie in one context, as llama.cpp's own server has them in
-slots. A generation takes the free sequence whose tokens begin most like its prompt, or a copy of a busy one's
-(`llama_memory_seq_cp`) where that saves more; one that begins like a prompt which is just being computed waits for it.
-Choices are scored side by side.
+Batches are calls of `llama_decode` for many sequences, which is faster than the bindings' `Llama`, which answers one
+prompt after another. Sequences lie in one context, as in the slots of llama.cpp's server. A generation takes the free
+sequence with the longest common prefix, or a copy of a busy one (`llama_memory_seq_cp`) where that saves more; one that
+shares a prefix with a prompt that is being computed waits for it. Choices are scored concurrently.
 """
 
 from __future__ import annotations

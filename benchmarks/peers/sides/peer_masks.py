@@ -1,6 +1,6 @@
-"""Grammar engines that walk tokens through their masks: xgrammar and outlines_core, in their own environment.
+"""Grammar engines of peers, whose masks are followed token by token: xgrammar and outlines_core, in their environments.
 
-bough and llguidance are walked in the same way: see constrain/sides.py.
+bough and llguidance are followed in the same way: see constrain/sides.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """OpenVINO GenAI's side of a comparison: continuous batching with its prefix cache on, over weights in int8.
 
-Programs drive it step by step, without a server: a generation joins the batch in the very step after what it depends on
-has ended, faster than any client of a server, or one that waits for whole batches. Of choices, the prompt is computed
-first, then all of them are scored side by side.
+Programs drive it step by step, without a server: a generation joins the batch in the step after its dependencies have
+ended, earlier than a client of a server, or one that waits for whole batches, could do. For choices, the prompt is
+computed first, then all of them are scored concurrently.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""SGLang's frontend language driving our own server: what programs gain by running in the engine.
+"""SGLang's frontend language as a client of bough's server: shows the gain of running programs in the engine.
 
-Its own client of OpenAI's API knows neither choices of a local model nor regular expressions; this one asks for both as
-our server's API has them, over connections that are kept.
+Its client of OpenAI's API supports neither choices of a local model nor regular expressions; this one uses the server's
+extensions for both, over persistent connections.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""transformers' side of a comparison: `generate` in bfloat16, prompts of a batch padded to one length."""
+"""transformers' side of a comparison: `generate` in bfloat16, with the prompts of a batch padded to one length."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Interprets programs on behalf of a client that has nothing but prompts to send, in peers' own environments.
+"""Interpreter of programs for peers that take only prompts, run in the peer's environment.
 
-A program is a `Plan` without roles: a task for each branch, which waits for values and for branches that it joins. How
-a generation is answered is the driver's affair: one by one, all in step, or each by a request of its own.
+A program is a `Plan` without roles: a task for each branch, which waits for values and for branches that it joins. The
+driver decides how generations are answered: one by one, in lockstep, or by a request each.
 
-Engines with a prefix cache compute a text that many requests bring at once for each of them. As one who knows that
-would do, long texts that several programs or branches begin with are computed once before (`Call.is_prime`).
+Engines with a prefix cache compute a prefix anew for each of several simultaneous requests. As an expert user would,
+the interpreter computes long prefixes of several programs or branches once in advance (`Call.is_prime`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Regular constraints as tables: a state of a generation is a number, and its mask a row that is there already."""
+"""Regular constraints as tables: the state of a generation is a number, and its mask a precomputed row."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ...vocabulary.vocabulary import MaskRow
 from ..interface import Grammar, Matcher, TableArrays, Tabulation
 
 MAX_MOVES = 1 << 24
-"""Pairs of a state and a class of tokens, or of beginnings of tokens, that it allows."""
+"""Most pairs of a state and a class of tokens, or of token prefixes, that it allows."""
 
 FAR = np.iinfo(np.int32).max
 
@@ -34,15 +34,15 @@ Bool = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class TokenMoves:
-    """An automaton whose letters are classes of tokens that no state tells apart. State 0 is the start.
+    """An automaton over equivalence classes of tokens. State 0 is the start.
 
-    token_class   int32 [V]    0: no state allows the token (also: it ends the text)
+    token_class   int32 [V]    0: no state allows the token, or it ends the text
     first         int64 [S + 1]
-    kinds         int32 [M]    kinds[first[s] : first[s + 1]]: the classes that state s allows, rising
-    targets       int32 [M]    the state after each
+    kinds         int32 [M]    kinds[first[s] : first[s + 1]]: classes that state s allows, ascending
+    targets       int32 [M]    state after each
     ends          bool [S]     the text may end
     distance      int32 [S]    tokens of the shortest way to an end; FAR: there is none in this vocabulary, and no move
-                               leads there
+                               leads to the state
     """
 
     token_class: Int32
@@ -58,7 +58,7 @@ class TokenMoves:
 
     @property
     def num_classes(self) -> int:
-        """Classes in use, and class 0."""
+        """Number of classes in use, class 0 included."""
         return int(self.kinds.max(initial=0)) + 1
 
     @property
@@ -67,7 +67,7 @@ class TokenMoves:
         return sum(part.nbytes for part in parts)
 
     def row(self, state: int, eos_ids: Collection[int], num_words: int) -> Int32:
-        """The mask of a state, int32 [num_words]."""
+        """Returns the mask of a state, int32 [num_words]."""
         allowed = np.zeros(self.num_classes, np.uint8)
         allowed[self.kinds[self.first[state] : self.first[state + 1]]] = 1
         bits = np.zeros(32 * num_words, np.uint8)
@@ -77,7 +77,7 @@ class TokenMoves:
         return np.packbits(bits, bitorder="little").view(np.int32)
 
     def dense(self, eos_ids: Collection[int]) -> tuple[Int32, Int32]:
-        """Classes int32 [V] and next states int32 [S + 1, C + 1], -1 where there is none.
+        """Returns classes int32 [V] and next states int32 [S + 1, C + 1], -1 where there is none.
 
         The tokens that end the text have the last class, which leads to the last state, where nothing is allowed.
         """
@@ -90,18 +90,18 @@ class TokenMoves:
 
 
 def token_moves(automaton: Automaton, trie: Sequence[Level], vocab_size: int) -> TokenMoves:
-    """Returns what `automaton` does to the tokens of `trie`, exactly.
+    """Returns the exact moves of `automaton` on the tokens of `trie`.
 
-    A token is a partial function from states to states. Those of a trie's nodes are composed level by level, each
-    distinct one once: there are few, or they are defined for few states.
+    A token is a partial function from states to states. The functions of the trie's nodes are composed level by level,
+    each distinct one once: there are few, or they are defined for few states.
 
     Raises:
-        GrammarError: no tokens make a text that it matches.
-        GrammarTooComplexError: it takes too much memory.
+        GrammarError: no sequence of tokens is a text that `automaton` matches.
+        GrammarTooComplexError: the moves take too much memory.
     """
     functions = _Functions(automaton)
     token_function = np.full(vocab_size, -1, np.int64)
-    at = np.zeros(1, np.int64)  # the root's function is the first: all states stay
+    at = np.zeros(1, np.int64)  # the root's function is the first: the identity
     for level in trie:
         at = functions.compose(at[level.parent], level.byte)
         token_function[level.tokens] = at[level.nodes]
@@ -127,7 +127,7 @@ def token_moves(automaton: Automaton, trie: Sequence[Level], vocab_size: int) ->
 
 
 class _Functions:
-    """Partial functions from states to states, each kept once, as (state * MAX_STATES + its image) in rising order."""
+    """Partial functions from states to states, each stored once, as ascending state * MAX_STATES + image."""
 
     def __init__(self, automaton: Automaton) -> None:
         self._classes, self._following, _ = automaton.tables()
@@ -139,7 +139,7 @@ class _Functions:
         self._composed: dict[int, int] = {}  # function * num_classes + class -> function, -1: defined nowhere
 
     def compose(self, functions: npt.NDArray[np.int64], last: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-        """Each of `functions` [N] (-1: defined nowhere) followed by its byte of `last` [N]."""
+        """Composes each of `functions` [N] (-1: defined nowhere) with its byte of `last` [N], applied after it."""
         alive = np.flatnonzero(functions >= 0)
         keys = functions[alive] * self._num_classes + self._classes[last[alive]]
         distinct, place = np.unique(keys, return_inverse=True)
@@ -149,8 +149,8 @@ class _Functions:
         return found
 
     def pairs(self, functions: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], Int32, npt.NDArray[np.int64]]:
-        """Returns where `functions` are defined, one after the other: states, their images, and how many there are of
-        each."""
+        """Returns the domains of `functions`, concatenated: the states, their images, and the number of states of each
+        function."""
         sizes = np.diff(self._start)[functions]
         if sizes.sum() > MAX_MOVES:
             raise GrammarTooComplexError("the constraint takes too much memory as a table")
@@ -189,7 +189,7 @@ class _Functions:
 
 
 def _distances(sources: npt.NDArray[np.int64], targets: Int32, ends: Bool) -> Int32:
-    """Moves on the shortest way from each state to an end; the nearest states first, backwards."""
+    """Computes the length of the shortest way from each state to an end, by a backward breadth-first search."""
     order = np.argsort(targets, kind="stable")
     sources, start = sources[order], np.searchsorted(targets[order], np.arange(len(ends) + 1))
     distance = np.where(ends, 0, FAR).astype(np.int32)
@@ -203,24 +203,24 @@ def _distances(sources: npt.NDArray[np.int64], targets: Int32, ends: Bool) -> In
 
 
 def _ranges(starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """start, start + 1, ... for each start, `sizes` of them."""
+    """Returns start, start + 1, ... for each of `starts`, as many as its entry of `sizes`."""
     stops = np.cumsum(sizes)
     total = int(stops[-1]) if len(stops) else 0
     return np.arange(total) + np.repeat(starts - stops + sizes, sizes)
 
 
 MAX_ROW_BYTES = 64 << 20
-"""Rows of one grammar that are kept; past it all are forgotten, and made again where they are visited."""
+"""Limit on the cached rows of one grammar; beyond it all are dropped, and recomputed on demand."""
 MAX_FORCED = 1 << 16
-"""Forced tokens of one grammar that are kept, over all its states; past it all are forgotten, and found again."""
+"""Limit on the cached forced tokens of one grammar, over all states; beyond it all are dropped, and recomputed."""
 
 _STATE_BYTES = 200
 _FORCED_BYTES = 40
-"""Measured: what a list takes for each state, or each token of it."""
+"""Measured memory of a list per state, and per token."""
 
 
 class _Found(Generic[T]):
-    """Values found out for states: `of` them. Past `limit` units all are forgotten, and found again. Thread-safe."""
+    """Cache of values by state, in `of`. Beyond `limit` units all are dropped. Thread-safe."""
 
     def __init__(self, limit: int) -> None:
         self.of: dict[int, T] = {}
@@ -229,7 +229,7 @@ class _Found(Generic[T]):
         self._lock = threading.Lock()
 
     def keep(self, state: int, value: T, size: int) -> T:
-        """Keeps a value of `size` units, and returns it."""
+        """Caches a value of `size` units, and returns it."""
         with self._lock:
             if self._size + size > self._limit:
                 self.of.clear()
@@ -244,9 +244,9 @@ class RegularGrammar:
     """A `Grammar` over the moves of an automaton. Thread-safe.
 
     `plain` is the same constraint as a grammar that is followed step by step. It takes over where a JSON text must be
-    closed because the budget is too small for any word. Masks and forced tokens are the same in both: where the text is
-    forced, the mask allows only the first of the model's own tokens for it, though any others that write it lead on
-    too. What is known of a state is found out when it is first visited.
+    closed because the budget is too small for any word. Masks and forced tokens are the same in both: where text is
+    forced, the mask allows only the first of the model's own tokens for it, although other tokens that write it are
+    followed too. Rows and forced tokens of a state are computed when it is first visited.
     """
 
     def __init__(self, automaton: Automaton, moves: TokenMoves, tokens: TokenTable, *, plain: Grammar) -> None:
@@ -268,7 +268,7 @@ class RegularGrammar:
         self._longest_of_all = int(self._longest.max())
 
     def matcher(self) -> RegularMatcher:
-        """A fresh matcher at the start state."""
+        """Returns a new matcher at the start state."""
         return RegularMatcher(self)
 
     def min_tokens(self) -> int | None:
@@ -276,17 +276,17 @@ class RegularGrammar:
         return self.distance[0]
 
     def row(self, state: int) -> MaskRow:
-        """The mask of a state; not to be written to."""
+        """Returns the mask of a state; it must not be written to."""
         row = self._rows.of.get(state)
         return self._rows.keep(state, self._make_row(state), 1) if row is None else row
 
     @property
     def size(self) -> tuple[int, int]:
-        """States and classes of its arrays: those of the moves, and what the end of sequence leads to and is."""
+        """Numbers of states and classes of its arrays: those of the moves, and one of each for the end of sequence."""
         return self.moves.num_states + 1, self.moves.num_classes + 1
 
     def arrays(self) -> TableArrays:
-        """The whole table, made anew. Where the text is forced, the mask allows one token of those that lead on."""
+        """Builds the whole table. Where text is forced, the mask allows one of the tokens that have a next state."""
         token_class, following = self.moves.dense(self.tokens.eos_ids)
         mask = np.zeros((len(following), self.tokens.num_words), np.int32)
         for state in range(len(following) - 1):
@@ -294,20 +294,20 @@ class RegularGrammar:
         return TableArrays(mask, token_class, following)
 
     def _make_row(self, state: int) -> MaskRow:
-        """The mask of a state, anew."""
+        """Computes the mask of a state."""
         forced = self.forced(state)
         if forced:
             return self.tokens.single(forced[0])
         return self.moves.row(state, self.tokens.eos_ids, self.tokens.num_words)
 
     def edges(self, state: int) -> slice:
-        """Returns where the moves hold the classes of tokens that lead on from `state`, rising, and the states after
+        """Returns the slice of the moves that holds the classes allowed by `state`, ascending, and the states after
         them."""
         return slice(int(self.moves.first[state]), int(self.moves.first[state + 1]))
 
     def following(self, state: int, token: int) -> int:
-        """The state after `token`, be it the one that the mask allows of those that write forced text or another; -1
-        if there is none."""
+        """Returns the state after `token`, or -1 if there is none. Where text is forced, also follows other tokens that
+        write it than the one that the mask allows."""
         if not 0 <= token < len(self.moves.token_class):
             return -1
         edges, kind = self.edges(state), self.moves.token_class[token]
@@ -315,13 +315,13 @@ class RegularGrammar:
         return int(self.moves.targets[place]) if place < edges.stop and self.moves.kinds[place] == kind else -1
 
     def nearer(self, state: int) -> tuple[int, int]:
-        """A token that leads a step nearer to the end, and the state after it. The state is not at an end."""
+        """Returns a token that leads a step nearer to the end, and the state after it. `state` must not be an end."""
         edges, wanted = self.edges(state), self.distance[state] - 1
         place = edges.start + int(np.argmax(self.moves.distance[self.moves.targets[edges]] == wanted))
         return int(self._example[self.moves.kinds[place]]), int(self.moves.targets[place])
 
     def forced(self, state: int) -> list[int]:
-        """The tokens of the text that must follow, without those at its end that could be longer ones."""
+        """Returns the tokens of the text that must follow, without those at its end that longer ones could replace."""
         tokens = self._forced.of.get(state)
         if tokens is None:
             tokens = self._find_forced(state)
@@ -330,11 +330,11 @@ class RegularGrammar:
 
     def _find_forced(self, state: int) -> list[int]:
         text, states = self._forced_text(state)
-        if not text or 0x80 <= text[0] < 0xC0:  # within a character: the model's tokens for it began before
+        if not text or 0x80 <= text[0] < 0xC0:  # inside a character, whose token began earlier
             return []
         if len(text) > MAX_FORCED_BYTES:
             return self.tokens.encode_beginning(text)
-        # From the first place where a token is allowed that goes on into what is open, anything may come.
+        # The forced tokens end at the first place where an allowed token extends beyond the forced text.
         stop = len(text)
         for place in range(max(len(text) - self._longest_of_all, 0), len(text)):
             kinds = self.moves.kinds[self.edges(states[place])]
@@ -352,8 +352,8 @@ class RegularGrammar:
         return tokens
 
     def _forced_text(self, state: int) -> tuple[bytes, list[int]]:
-        """The bytes that must come next, up to the first choice or one more than are looked at; and the states before
-        and after each."""
+        """Returns the bytes that must come next, up to the first choice or one more than the limit; and the states
+        before and after each."""
         only_byte, after = self._only_ways
         text, states = bytearray(), [state]
         while len(text) <= MAX_FORCED_BYTES and (byte := only_byte[state]) >= 0:
@@ -364,7 +364,7 @@ class RegularGrammar:
 
 
 def _only_ways(automaton: Automaton) -> tuple[array[int], array[int]]:
-    """The byte that must come next in each state, -1 where there is a choice, or an end; and the state after it."""
+    """Returns the byte that must come next in each state, -1 at a choice or an end, and the state after it."""
     classes, following, ends = automaton.tables()
     allowed = following >= 0
     kind = allowed.argmax(axis=1)
@@ -377,23 +377,23 @@ def _only_ways(automaton: Automaton) -> tuple[array[int], array[int]]:
 
 
 class RegularMatcher(Matcher):
-    """A matcher whose state is a number.
+    """Matcher whose state is a number.
 
-    Within the budget there is a way to the end always: a token that leads too far from it is replaced by one of the
+    There is always a way to the end within the budget: a token that leads too far from it is replaced by one of the
     shortest way.
     """
 
-    free = False  # each step asks for it: an attribute is found faster than a property
+    free = False  # read in each step: an attribute is faster than a property
 
     def __init__(self, grammar: RegularGrammar) -> None:
         self.grammar = grammar
         self._states = [0]  # after each token taken
         self._taken: list[int] = []
-        self._plain: Matcher | None = None  # that closes a text for which the budget is too small
+        self._plain: Matcher | None = None  # closes a text for which the budget is too small
 
     @property
     def state(self) -> int | None:
-        """The state in the grammar's table; None if another matcher has taken over."""
+        """State in the grammar's table; None if another matcher has taken over."""
         return self._states[-1] if self._plain is None else None
 
     @property
@@ -403,7 +403,7 @@ class RegularMatcher(Matcher):
 
     @property
     def closed(self) -> bool:
-        """The budget cut the word short: its text is JSON, but not a word of the constraint."""
+        """True if the budget cut the word short: its text is JSON, but not a word of the constraint."""
         return self._plain is not None and self._plain.closed
 
     @property
@@ -413,7 +413,7 @@ class RegularMatcher(Matcher):
 
     @property
     def taken(self) -> Sequence[int]:
-        """The tokens accepted so far. Not to be changed."""
+        """Tokens accepted so far. Must not be changed."""
         return self._taken if self._plain is None else self._plain.taken
 
     @property
@@ -423,7 +423,7 @@ class RegularMatcher(Matcher):
 
     @property
     def finished(self) -> bool:
-        """Nothing but the end of sequence is allowed here."""
+        """True where nothing but the end of sequence is allowed."""
         if self._plain is not None:
             return self._plain.finished
         edges = self.grammar.edges(self._states[-1])
@@ -445,7 +445,7 @@ class RegularMatcher(Matcher):
             raise MatcherError(f"a mask row must be {len(row)} int32 words, got {out.shape}") from None
 
     def fill_along(self, drafts: Sequence[int], out: Int32) -> int:
-        """Writes the masks before and after each of `drafts`; returns how many are right. Nothing is copied."""
+        """Writes the masks before and after each of `drafts`; returns the number of valid ones. Copies nothing."""
         if self._plain is not None:
             return super().fill_along(drafts, out)
         self.fill_mask(out[0])
@@ -482,7 +482,7 @@ class RegularMatcher(Matcher):
         return token
 
     def _closing(self) -> Matcher:
-        """A matcher to go on with where the budget is known to be too small for any word."""
+        """Returns a matcher that continues when the budget is known to be too small for any word."""
         self._plain = self.grammar.plain.matcher()
         for token in self._taken:
             self._plain.accept(token)
@@ -490,7 +490,7 @@ class RegularMatcher(Matcher):
         return self._plain
 
     def forced_tokens(self, patience_s: float | None = None) -> list[int]:
-        """The tokens that the grammar forces next."""
+        """Returns the tokens that the grammar forces next."""
         if self._plain is not None:
             return self._plain.forced_tokens(patience_s)
         return list(self.grammar.forced(self._states[-1]))
@@ -506,7 +506,7 @@ class RegularMatcher(Matcher):
         del self._states[kept + 1 :], self._taken[kept:]
 
     def copy(self) -> RegularMatcher:
-        """An independent matcher in the same state."""
+        """Returns an independent matcher in the same state."""
         other = RegularMatcher(self.grammar)
         other._states, other._taken = list(self._states), list(self._taken)
         other._plain = self._plain.copy() if self._plain is not None else None
@@ -514,7 +514,7 @@ class RegularMatcher(Matcher):
 
 
 def _of_classes(moves: TokenMoves, tokens: TokenTable) -> tuple[np.ndarray, np.ndarray]:
-    """A token of each class, the first there is, and the bytes of its longest."""
+    """Returns the first token of each class, and the length in bytes of its longest one."""
     _, example = np.unique(moves.token_class, return_index=True)
     lengths = np.zeros(len(moves.token_class), np.int64)
     lengths[: len(tokens.vocabulary.tokens)] = [len(text or b"") for text in tokens.vocabulary.tokens]
@@ -527,14 +527,14 @@ MAX_SMALL_CHARS = 4_096
 
 
 def tabulate(job: Tabulate) -> Automaton:
-    """Does the job. Raises GrammarError."""
+    """Builds the automaton of `job`. Raises GrammarError."""
     if job.parts:
         return compile_parts(job.parts)
     return compile_words(word.encode() for word in job.words)
 
 
 def is_small_job(job: Tabulate) -> bool:
-    """Returns whether the job is certain to take little time and memory: it needs no process of its own."""
+    """Returns True if the job is certain to take little time and memory, so that it needs no separate process."""
     if job.parts:
         first = job.parts[0]
         return len(job.parts) == len(first.all) == 1 and not first.none and is_small_pattern(first.all[0])
@@ -542,7 +542,7 @@ def is_small_job(job: Tabulate) -> bool:
 
 
 class RegularTables:
-    """Puts automata and one vocabulary together. Thread-safe."""
+    """Builds tables from automata for one vocabulary. Thread-safe."""
 
     def __init__(self, tokens: TokenTable) -> None:
         self._tokens = tokens
@@ -550,18 +550,18 @@ class RegularTables:
         self._lock = threading.Lock()
 
     def at_once(self, plain: Grammar, tabulation: Tabulation) -> Grammar:
-        """`plain` as a table, if that takes little; else as it is."""
+        """Returns `plain` as a table if that is cheap, else unchanged."""
         if not is_small_job(tabulation.job):
             return plain
         try:
             return self.grammar(tabulate(tabulation.job), plain)
-        except GrammarError as error:  # no reason not to follow it step by step
+        except GrammarError as error:  # it can still be followed step by step
             tabulation.begin()
             tabulation.table.set_exception(error)
             return plain
 
     def grammar(self, automaton: Automaton, plain: Grammar) -> RegularGrammar:
-        """The constraint `plain` as a table. Raises GrammarError."""
+        """Returns the constraint `plain` as a table. Raises GrammarError."""
         vocabulary = self._tokens.vocabulary
         with self._lock:
             if self._trie is None:
@@ -571,18 +571,18 @@ class RegularTables:
 
 MAX_PATTERN = 4_096
 MAX_POSITIONS = 14
-"""An automaton has a state for each set of positions at most: 2^14 of them take half a second."""
+"""Most positions of a small pattern: an automaton has at most one state per set of positions; 2^14 take 0.5 s."""
 MAX_CHARS = 4_096
-"""Length of all texts together, where there are finitely many: an automaton has a state for each beginning at most."""
+"""Most characters of all texts of a small pattern, if finitely many: the automaton has at most a state per prefix."""
 
 _ENDLESS = 1 << 20
 
 
 def is_small_pattern(pattern: str) -> bool:
-    """Returns whether the automaton of `pattern` is certainly small.
+    """Returns True if the automaton of `pattern` is certainly small.
 
-    It is if the pattern has few places for characters, or few short texts. The pattern is read as Python reads it; what
-    that reads differently from Rust's regex crate (classes in classes, Unicode classes) is not small.
+    It is if the pattern has few positions, or matches only few short texts. The pattern is parsed as Python's; syntax
+    that Rust's regex crate reads differently (classes in classes, Unicode classes) does not count as small.
     """
     if len(pattern) > MAX_PATTERN or "[[" in pattern or "&&" in pattern:
         return False
@@ -602,12 +602,12 @@ _CODE_POINT = re.compile(r"((?:^|[^\\])(?:\\\\)*)\\x\{([0-9a-fA-F]{1,6})\}")
 
 
 def _as_python(match: re.Match[str]) -> str:
-    """A code point of more than two digits, in Python's notation."""
+    """Returns a code point of more than two digits in Python's notation."""
     return f"{match[1]}\\U{match[2]:0>8}"
 
 
 def _positions(parsed: Any) -> int:
-    """The number of bytes in `parsed` when its repetitions are written out."""
+    """Returns the number of bytes in `parsed` with its repetitions expanded."""
     total = 0
     for kind, value in parsed:
         if kind == _constants.LITERAL:
@@ -629,7 +629,7 @@ def _positions(parsed: Any) -> int:
 
 
 def _texts(parsed: Any) -> tuple[float, float]:
-    """Bounds how many texts `parsed` has, and how many bytes the longest; infinite where that is not plain."""
+    """Returns upper bounds of the number of texts that `parsed` matches and of their bytes; infinite if unclear."""
     number = 1.0
     length = 0.0
     for kind, value in parsed:
@@ -654,7 +654,7 @@ def _texts(parsed: Any) -> tuple[float, float]:
 
 
 def _is_plain_class(parts: Any) -> bool:
-    """Returns whether a class holds ASCII characters and ranges of them alone."""
+    """Returns True if a class holds only ASCII characters and ranges of them."""
     return all(
         (kind == _constants.LITERAL and value < 128) or (kind == _constants.RANGE and value[1] < 128)
         for kind, value in parts

@@ -1,4 +1,4 @@
-"""Free text with tagged segments that keep constraints of their own: tool calls, tags, reasoning.
+"""Free text with tagged segments that have their own constraints: tool calls, tags, reasoning.
 
-A compiled grammar per tag comes in, one matcher over the whole text goes out.
+A compiled grammar per tag comes in; one matcher over the whole text goes out.
 """

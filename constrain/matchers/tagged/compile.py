@@ -1,4 +1,4 @@
-"""Compiles texts with marked parts: where they are free, where a part has begun, and the grammars inside of parts."""
+"""Compiler of tagged texts: sections of free text with the triggers that end them, and grammars of tags."""
 
 from __future__ import annotations
 
@@ -25,17 +25,16 @@ from ..token_matcher import CompiledGrammar
 from .matcher import Body, FreeText, Section, StructuralGrammar, encode
 
 _ONE_TERMINAL = regex.compile(r"\s*start\s*:\s*(/(?:\\.|[^/\\\n])+/[a-z]*)\s*")
-"""A grammar that is one regular expression."""
+"""Matches a grammar that is a single regular expression."""
 
 
 class Source:
-    """The grammar of some tags, or of one part alone. With `leaves`, anything may follow the first tag.
+    """Source of a grammar of some tags, or of one part alone. With `leaves`, anything may follow the first tag.
 
-    `parts` are the grammars within it; `ends` end the contents that are no grammars but plain text; `words` are some
-    that are known.
+    `parts` are the grammars within it; `ends` end contents that are plain text, not grammars; `words` are known words.
 
-    A tag ends where its `end` appears first, as far as its content leaves a choice. Where one tag's beginning is also
-    the beginning of another's, the longer one counts.
+    As far as its content leaves a choice, a tag ends at the first occurrence of its `end`. Where the beginning of one
+    tag is a prefix of another's, the longer one counts.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class Source:
 
     @property
     def empty(self) -> bool:
-        """True if there is nothing in it."""
+        """True if it has no content."""
         return not self._alternatives
 
     def add_part(self, lowered: Lowered) -> None:
@@ -71,7 +70,7 @@ class Source:
         self._alternatives.append(self._part(lowered))
 
     def add_tag(self, begin: Symbols, lowered: Lowered | None, tag: Tag, *, leaves: bool) -> None:
-        """Adds a tag of which only `begin` is left to be written before its content."""
+        """Adds a tag; only `begin` is still to be written before its content."""
         end = to_symbols(tag.end, self._tokens.control)
         terminal = _terminal(tag, lowered)
         number = len(self._rules)
@@ -79,8 +78,8 @@ class Source:
             assert lowered is not None
             body = f"{self._part(lowered)} {literal(end)}"
         else:
-            # Text and end are one terminal: its text may hold the end's characters, and stops at the first whole end.
-            # A control token ends every text, so what leads to one may be as long as it can.
+            # Text and end form one terminal: the text may hold characters of the end, and stops where it first occurs.
+            # A control token ends any text, so the text before one may be matched greedily.
             stop = next((position for position, symbol in enumerate(end) if symbol >= FIRST_CONTROL), len(end))
             first = "[lazy]" if stop == len(end) and (end or leaves) else ""
             self._rules.append(f"body_{number}{first}: TEXT_{number}\nTEXT_{number}: {terminal} {literal(end[:stop])}")
@@ -93,7 +92,7 @@ class Source:
         self._alternatives.append(f"{literal(begin)} {body}")
 
     def text(self) -> str:
-        """The grammar."""
+        """Returns the text of the grammar."""
         tags = "\n    | ".join(self._alternatives)
         rest = " REST?" if self._leaves else ""
         lines = [f"start: {self._before}tag{self._repeat}{rest}", f"tag: {tags}", *self._rules]
@@ -103,7 +102,7 @@ class Source:
         return json.dumps({"grammars": [main, *self._grammars]})
 
     def _part(self, lowered: Lowered) -> str:
-        """A reference to another grammar, which keeps its own names."""
+        """Returns a reference to another grammar, which keeps its own names."""
         if id(lowered) in self._names:
             return f"@{self._names[id(lowered)]}"
         name = self._names[id(lowered)] = f"part_{len(self._names)}"
@@ -115,12 +114,12 @@ class Source:
 
 
 def literal(symbols: Symbols) -> str:
-    """A text, with control tokens in it, as the grammar compiler writes it; nothing for an empty one."""
+    """Returns a text with control tokens as a literal of the grammar compiler; nothing for an empty one."""
     return " ".join(f"<[{run}]>" if isinstance(run, int) else _quoted(run.decode()) for run in runs(symbols))
 
 
 def _terminal(tag: Tag, lowered: Lowered | None) -> str | None:
-    """The content of a tag as a regular expression, where it is one."""
+    """Returns the content of a tag as a regular expression; None if it is not one."""
     if tag.content is None:
         return "/(?s:.*)/"
     if isinstance(tag.content, Choice):
@@ -140,13 +139,13 @@ def _quoted(text: str) -> str:
 
 MAX_MARK_BYTES = 1_024
 MAX_MARKS_BYTES = 65_536
-"""Bytes, as UTF-8, of all begins, ends and triggers: each byte is a state of the search for them."""
+"""Most bytes, as UTF-8, of all begins, ends and triggers: each byte is a state of the search for them."""
 MAX_GROUPED_TAGS = 4_096
-"""Tags in the grammars of all triggers: a tag is in each of them that may begin it."""
+"""Most tags in the grammars of all triggers: a tag is in the grammar of each trigger that may begin it."""
 MAX_REST_BYTES = 65_536
-"""Bytes of the rests of ends that are tried before a search."""
+"""Most bytes of the suffixes of ends that are tried before a search."""
 MAX_SUSPECTS = 2_000
-"""Tokens that hold a mark and more: each is tried by itself in a mask (12 us)."""
+"""Most tokens that hold a mark and more: each is tried separately for a mask (12 us)."""
 
 Content = JsonSchema | Regex | Choice | Lark | Gbnf
 LowerPart = Callable[[Content], Lowered]
@@ -155,7 +154,7 @@ LowerPart = Callable[[Content], Lowered]
 def compile_structural(
     spec: Structural, tokens: TokenTable, lower_part: LowerPart, between_parts: Callable[[], None] = lambda: None
 ) -> StructuralGrammar:
-    """The grammar of `spec`. `lower_part` writes the content of a tag as a grammar.
+    """Compiles `spec`. `lower_part` lowers the content of a tag to a grammar.
 
     `between_parts` is called before each section, and may end the compilation by raising.
 
@@ -166,7 +165,7 @@ def compile_structural(
 
 
 class _Compilation:
-    """Makes the sections of one spec, the last one first."""
+    """Compiles the sections of one spec, the last one first."""
 
     def __init__(
         self, spec: Structural, tokens: TokenTable, lower_part: LowerPart, between_parts: Callable[[], None]
@@ -214,7 +213,7 @@ class _Compilation:
         return max(budget - num_last, 0)
 
     def _main(self) -> int:
-        """The section where what is constrained begins."""
+        """Compiles the section in which the constrained text begins; returns its number."""
         spec = self._spec
         if self._then is not None:
             source = Source(self._tokens, after_reasoning=spec.reasoning_end is not None)
@@ -242,7 +241,7 @@ class _Compilation:
         return self._free_text(triggers, targets, may_end=not spec.at_least_one)
 
     def _groups(self, triggers: Triggers, leaves_to: int | None) -> dict[tuple[int, ...], int]:
-        """A section for each set of triggers that can appear at once: the tags that may follow there."""
+        """Compiles a section of tags for each set of triggers that can match at once."""
         suspects = self._suspects(triggers, "/triggers") if leaves_to is not None else ()
         targets: dict[tuple[int, ...], int] = {}
         followers: dict[int, list[int]] = {}
@@ -285,7 +284,7 @@ class _Compilation:
         return len(self._sections) - 1
 
     def _suspects(self, triggers: Triggers, path: str) -> tuple[int, ...]:
-        """Tokens that hold a whole pattern and more."""
+        """Returns the tokens that hold a whole pattern and more."""
         suspects = tuple(self._index.holding_any(triggers))
         if len(suspects) > MAX_SUSPECTS:
             reason = f"{len(suspects)} tokens contain one of the texts, at most {MAX_SUSPECTS} may: make it longer"
@@ -320,7 +319,7 @@ class _Compilation:
         return len(self._sections) - 1
 
     def _lower(self, lower_part: LowerPart, content: Content, path: str) -> Lowered:
-        """The grammar of a content, the same one for equal contents."""
+        """Returns the grammar of a content, the same one for equal contents."""
         if content not in self._written:
             try:
                 self._written[content] = _lower_somehow(lower_part, content)
@@ -334,7 +333,7 @@ class _Compilation:
         return here.may_end if isinstance(here, FreeText) else here.grammar.matcher().accepting
 
     def _way_out(self, triggers: Triggers, targets: Mapping[tuple[int, ...], int]) -> tuple[int, int]:
-        """Returns the trigger that leads to the shortest end, and the tokens needed after it."""
+        """Returns the trigger that leads to the shortest end, and the number of tokens needed after it."""
         ways = []
         for index, pattern in enumerate(triggers.patterns):
             state, length = triggers.walk(0, pattern)
@@ -355,7 +354,7 @@ def _lower_somehow(lower_part: LowerPart, content: Content) -> Lowered:
 
 
 class _TagCompleter(Completer):
-    """Knows the texts that end a tag, and some whole tags: in text of any kind a search would not come upon them."""
+    """Completer that tries the ends of tags and some whole tags: in free text a search would not find them."""
 
     def __init__(
         self,
@@ -372,7 +371,7 @@ class _TagCompleter(Completer):
         self._known = sorted((encode(tokens, word) for word in known), key=len)
 
     def search(self, matcher: GrammarState, max_tokens: int, patience_s: float | None = None) -> list[int] | None:
-        """Tokens, at most `max_tokens`, that complete the word; None if none were found. Leaves `matcher` as it is."""
+        """Returns at most `max_tokens` tokens that complete the word, None if none were found. `matcher` is kept."""
         if matcher.is_accepting():
             return []
         for rest in self._rests:
@@ -385,9 +384,9 @@ class _TagCompleter(Completer):
 
 
 def _rests(ends: Iterable[Symbols]) -> dict[Symbols, None]:
-    """The ends, and what may be left of them, the shorter ones first, up to `MAX_REST_BYTES`.
+    """Returns the ends and their suffixes, the shorter ones first, up to `MAX_REST_BYTES`.
 
-    Within an end the grammar leaves no choice, so that a search finds the rests that are left out.
+    Within an end the grammar leaves no choice, so that a search finds the suffixes that are left out.
     """
     whole: list[Symbols] = [tuple(end) for end in ends]
     rests: dict[Symbols, None] = dict.fromkeys(whole)

@@ -1,4 +1,4 @@
-"""Matches texts with marked parts: free text, in which triggers are looked for, and bodies under grammars."""
+"""Matcher of tagged texts: free text with a search for triggers, and bodies under grammars."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ..token_matcher import CompiledGrammar, TokenMatcher
 
 @dataclass(frozen=True)
 class FreeText:
-    """Text that is free until one of `triggers` has appeared.
+    """Text that is free until one of `triggers` appears.
 
-    targets     the section after a match, by what `triggers.matched` tells
+    targets     section after a match, by the result of `triggers.matched`
     may_end     the end of sequence is allowed here
     suspects    tokens that hold a trigger and more
     path        where it is not: the pattern that leads to the shortest end
@@ -43,7 +43,7 @@ class FreeText:
     paths: dict[int, list[int]] = field(default_factory=dict)
 
     def path_from(self, state: int, tokens: TokenTable) -> list[int]:
-        """Returns the tokens that lead from a state of the search to where text that must not end leads on."""
+        """Returns the tokens that complete `path` from a state of the search."""
         path = self.paths.get(state)
         if path is None:
             rest = self.triggers.rest(state, self.path)
@@ -55,7 +55,7 @@ class FreeText:
         return path
 
     def num_needed(self, tokens: TokenTable, state: int = 0) -> int:
-        """Returns about how many tokens a text needs to be complete, from a state of the search."""
+        """Returns the approximate number of tokens that complete the text from a state of the search."""
         return 0 if self.may_end else len(self.path_from(state, tokens)) + self.num_after
 
 
@@ -63,8 +63,8 @@ class FreeText:
 class Body:
     """Text under a grammar.
 
-    leaves_to    the section after the first complete word; None: nothing follows the grammar's words
-    suspects     tokens that may end the word and go on with something that is not allowed there
+    leaves_to    section after the first complete word; None: nothing follows the grammar's words
+    suspects     tokens that may end the word and continue with something that is not allowed there
     """
 
     grammar: CompiledGrammar
@@ -72,7 +72,7 @@ class Body:
     suspects: tuple[int, ...] = ()
 
     def num_needed(self, _tokens: TokenTable, _state: int = 0) -> int:
-        """Returns how many tokens a short word takes."""
+        """Returns the number of tokens of a short word."""
         return self.grammar.min_tokens() or 0
 
 
@@ -80,16 +80,16 @@ Section = FreeText | Body
 
 
 def encode(tokens: TokenTable, symbols: Symbols) -> list[int]:
-    """The model's tokens for a text with control tokens in it."""
+    """Returns the model's tokens for a text with control tokens."""
     return [token for run in runs(symbols) for token in ([run] if isinstance(run, int) else tokens.encode(run))]
 
 
 MAX_ROWS = 128
-"""Rows that are kept for a `FreeText`."""
+"""Most rows cached for a `FreeText`."""
 MAX_EFFORT = 4_000
-"""Cost of preparing the rows of a `FreeText`, in tokens that are tried (12 us)."""
+"""Limit of effort for preparing the rows of a `FreeText`, in tokens tried (12 us each)."""
 SEARCH_EFFORT = 10
-"""Cost of looking for the tokens that begin with a text, in tokens."""
+"""Effort of a search for the tokens that begin with a text, in tokens tried."""
 
 
 class StructuralGrammar:
@@ -114,20 +114,20 @@ class StructuralGrammar:
         self.everything: MaskRow = np.packbits(bits, bitorder="little").view(np.int32)
 
     def matcher(self) -> StructuralMatcher:
-        """A fresh matcher at the start state."""
+        """Returns a new matcher at the start state."""
         return StructuralMatcher(self)
 
     def min_tokens(self) -> int | None:
-        """Tokens of a short text."""
+        """Returns the number of tokens of a short text."""
         return self.sections[self.start].num_needed(self.tokens)
 
     def symbols(self, token: int) -> Symbols:
-        """Returns what `token` adds to the text."""
+        """Returns the symbols that `token` adds to the text."""
         table = self.tokens.vocabulary.tokens
         return (table[token] if token < len(table) else None) or (FIRST_CONTROL + token,)
 
     def row(self, section: int, state: int) -> MaskRow | None:
-        """Returns what is allowed at a state of a `FreeText`; None: everything."""
+        """Returns the mask at a state of a `FreeText`; None if everything is allowed."""
         free = self.sections[section]
         assert isinstance(free, FreeText)
         try:
@@ -139,13 +139,13 @@ class StructuralGrammar:
             refused += self.tokens.eos_ids
         row = _without(self.everything, refused) if refused else None
         if len(free.rows) >= MAX_ROWS:
-            for known in list(free.rows)[1:]:  # the first is state 0; a mask of another thread may be doing the same
+            for known in list(free.rows)[1:]:  # the first is state 0; another thread may do the same
                 free.rows.pop(known, None)
         free.rows[state] = row
         return row
 
     def prepare(self, section: int) -> None:
-        """Finds out what is allowed at the states of a `FreeText`, with bounded effort, before a text comes to them."""
+        """Computes the masks of a `FreeText`'s states in advance, with bounded effort."""
         free = self.sections[section]
         assert isinstance(free, FreeText)
         effort = 0
@@ -156,11 +156,11 @@ class StructuralGrammar:
             self.row(section, state)
 
     def _doubtful(self, free: FreeText, state: int) -> set[int]:
-        """The tokens that complete a pattern and hold more than it."""
+        """Returns the tokens that complete a pattern and extend beyond it."""
         return {*self._index.crossing(free.triggers, state), *free.suspects}
 
     def known_free(self, section: int, state: int) -> bool:
-        """Returns whether everything is allowed at a state of a `FreeText`, and that has been seen before."""
+        """Returns True if everything is known to be allowed at a state of a `FreeText`."""
         free = self.sections[section]
         assert isinstance(free, FreeText)
         return free.rows.get(state, self.everything) is None
@@ -175,7 +175,7 @@ class StructuralGrammar:
 
 
 def _without(row: MaskRow, tokens: list[int]) -> MaskRow:
-    """A copy of `row` that does not allow `tokens`."""
+    """Returns a copy of `row` that does not allow `tokens`."""
     left = row.view(np.uint32).copy()
     refused = np.array(tokens, dtype=np.uint32)
     np.bitwise_and.at(left, refused // 32, ~(np.uint32(1) << refused % 32))
@@ -191,7 +191,7 @@ def _only(row: MaskRow, token: int) -> MaskRow:
 
 @dataclass
 class _Inside:
-    """A matcher of the grammar inside of a part, and how many tokens it was fed. Left alone once its part has ended."""
+    """Matcher of the grammar inside a body, and the number of tokens fed to it. Fixed once the body has ended."""
 
     matcher: TokenMatcher
     num_fed: int = 0
@@ -201,9 +201,9 @@ class _Inside:
 
 
 class _Checkpoint(NamedTuple):
-    """A state to go back to, and the token taken there.
+    """State for rollback, and the token taken there.
 
-    `num_insides` parts were begun by then, and the last one had been fed `num_fed` tokens.
+    `num_insides` bodies had begun by then, and the last one had been fed `num_fed` tokens.
     """
 
     token: int
@@ -214,7 +214,7 @@ class _Checkpoint(NamedTuple):
 
 
 class StructuralMatcher(Matcher):
-    """Matcher of a text with marked parts; where it is free, triggers are looked for and nothing is masked."""
+    """Matcher of a tagged text. Where the text is free, it searches for triggers and masks nothing."""
 
     def __init__(self, grammar: StructuralGrammar, section: int | None = None, state: int = 0) -> None:
         self.grammar = grammar
@@ -234,28 +234,28 @@ class StructuralMatcher(Matcher):
 
     @property
     def taken(self) -> list[int]:
-        """The tokens accepted so far."""
+        """Tokens accepted so far."""
         return [mark.token for mark in self._history]
 
     @property
     def accepting(self) -> bool:
-        """The text may end here."""
+        """True where the text may end."""
         if self._body is not None:
             return self._insides[-1].matcher.accepting
         return self._free_text.may_end and not self._way_out()
 
     @property
     def finished(self) -> bool:
-        """Nothing but the end of sequence is allowed here."""
+        """True where nothing but the end of sequence is allowed."""
         return self._body is not None and self._insides[-1].matcher.finished
 
     @property
     def closed(self) -> bool:
-        """The budget cut a part short."""
+        """True if the budget cut a body short."""
         return self._body is not None and self._insides[-1].matcher.closed
 
     def min_tokens(self) -> int | None:
-        """Tokens of a short text."""
+        """Returns the number of tokens of a short text."""
         return self.grammar.min_tokens()
 
     def fill_mask(self, out: MaskRow) -> None:
@@ -316,18 +316,18 @@ class StructuralMatcher(Matcher):
             self._restore(mark)
 
     def copy(self) -> StructuralMatcher:
-        """An independent matcher in the same state."""
+        """Returns an independent matcher in the same state."""
         other = StructuralMatcher.__new__(StructuralMatcher)
         other.grammar = self.grammar
         other._history = list(self._history)
         other._section, other._state = self._section, self._state
-        other._insides = list(self._insides)  # those left alone are shared: nobody changes them
+        other._insides = list(self._insides)  # those of ended bodies are shared, since they no longer change
         if self._body is not None:
             other._insides[-1] = self._insides[-1].copy()
         return other
 
     def follow(self, symbols: Symbols) -> None:
-        """Advances by a text, with no regard to the budget. After a MatcherError the state is void."""
+        """Advances by a text, regardless of the budget. After a MatcherError the state is void."""
         while symbols:
             body = self._body
             if body is None:
@@ -374,7 +374,7 @@ class StructuralMatcher(Matcher):
         self._insides[-1] = inside
 
     def _enter(self, section: int) -> None:
-        """Goes to the beginning of a section, and through it if the empty text is all that it needs."""
+        """Enters a section, and passes through it if its only word is empty."""
         self._section, self._state = section, 0
         body = self._body
         if body is not None:
@@ -383,7 +383,7 @@ class StructuralMatcher(Matcher):
                 self._enter(body.leaves_to)
 
     def _feed(self, body: Body, symbols: Symbols) -> int:
-        """Advances inside of a part by as few symbols as there is a token for; returns how many."""
+        """Advances inside a body by the fewest symbols that form a token; returns their number."""
         inside = self._insides[-1]
         if symbols[0] >= FIRST_CONTROL:
             token, count = symbols[0] - FIRST_CONTROL, 1
@@ -404,7 +404,7 @@ class StructuralMatcher(Matcher):
         raise MatcherError("no token writes this text")
 
     def _pass_by(self, token: int) -> bool:
-        """Takes a token of free text that may end: the common case, in which there is nothing more to look at."""
+        """Accepts a token of free text that may end: the common case, which needs no further checks."""
         here = self.grammar.sections[self._section]
         vocabulary = self.grammar.tokens.vocabulary
         if isinstance(here, Body) or not here.may_end or not 0 <= token < len(vocabulary.tokens):
@@ -426,7 +426,7 @@ class StructuralMatcher(Matcher):
         begun = len(self._insides) > mark.num_insides
         if taken in self.grammar.tokens.eos_ids or not begun or self._fits(remaining, patience_s):
             return taken
-        self._restore(mark)  # the token ends this part, and begins another one that would be cut off
+        self._restore(mark)  # the token ends this body and begins another one that would be cut off
         short = self._insides[-1].matcher.search((remaining or 0) + 1, patience_s)
         return self._take_inside(body, short[0] if short else token, remaining, patience_s)
 
@@ -443,7 +443,7 @@ class StructuralMatcher(Matcher):
         return taken
 
     def _rest_after_end(self, inside: _Inside, token: int) -> Symbols:
-        """Returns what is left of the token with which a part became complete."""
+        """Returns the rest of the token that completed a body."""
         symbols = self.grammar.symbols(token)
         if len(symbols) == 1:
             return ()
@@ -457,7 +457,7 @@ class StructuralMatcher(Matcher):
         return symbols[count:]
 
     def _accept_free(self, mark: _Checkpoint, token: int, remaining: int | None, patience_s: float | None) -> int:
-        """Takes `token`; or ends the text if it begins a part that would be cut off; or goes to what must come."""
+        """Accepts `token`, ends the text if it begins a body that would be cut off, or takes the path to the end."""
         grammar, free = self.grammar, self._free_text
         self.follow(grammar.symbols(token))
         if self._fits(remaining, patience_s):
@@ -470,7 +470,7 @@ class StructuralMatcher(Matcher):
         return taken
 
     def _fits(self, remaining: int | None, patience_s: float | None) -> bool:
-        """Returns whether what must still come fits into `remaining` tokens, as far as that is known."""
+        """Returns True if the rest of the text fits into `remaining` tokens, as far as is known."""
         if remaining is None:
             return True
         body = self._body

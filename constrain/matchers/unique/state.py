@@ -1,4 +1,4 @@
-"""A grammar's state without what would repeat an element of an array, or a key of an object."""
+"""Grammar state that excludes repeated elements of arrays and repeated keys of objects."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAX_REMEMBERED = 16
 
 
 class Known(NamedTuple):
-    """The elements, or keys, that are there, by type."""
+    """Existing elements, or keys, by type."""
 
     seen: Seen
     texts: list[bytes]
@@ -41,7 +41,7 @@ class Known(NamedTuple):
 
 
 class _Alike(NamedTuple):
-    """Elements before an incomplete one that are like it, by its complete children; `close`: by these and one more."""
+    """Earlier elements that equal an incomplete one in its complete children; `close`: with one more child."""
 
     seen: object
     children: object
@@ -59,7 +59,7 @@ class _Begun(NamedTuple):
 
 
 class Likeness:
-    """Looks through the elements before the one at hand."""
+    """Compares the current element with earlier ones."""
 
     def __init__(self) -> None:
         self._known: dict[int, Known] = {}
@@ -68,7 +68,7 @@ class Likeness:
         self._begun: _Begun | None = None
 
     def known(self, seen: Seen) -> Known:
-        """Returns what is in `seen`."""
+        """Returns the values in `seen`, by type."""
         found = self._known.get(id(seen))
         if found is None:
             if len(self._known) >= MAX_REMEMBERED:
@@ -85,7 +85,7 @@ class Likeness:
         return found
 
     def matches(self, scan: Scan) -> list[bytes]:
-        """The strings, or keys, from which the one that has begun must differ, and whose beginning it is."""
+        """Returns the strings, or keys, that the current one must differ from and is a prefix of."""
         frame, mode, text, _, _ = scan
         if not frame.seen or mode not in (Mode.STRING, Mode.KEY) or frame.is_object != (mode == Mode.KEY):
             return []
@@ -100,13 +100,12 @@ class Likeness:
         return found
 
     def may_close(self, frame: Frame, child: Frame) -> bool:
-        """Returns whether `child`, which is not complete, can equal an element of `frame` once the child of it at hand
-        is."""
+        """Returns True if the incomplete `child` can equal an element of `frame` once its current child is complete."""
         return self._alike_of(frame, child).close
 
     def is_similar(self, frame: Frame, child: Frame, scan: Scan) -> bool:
-        """Returns whether `child` is so far like an element of `frame`, and something of it is there or not much is to
-        come."""
+        """Returns True if `child` so far equals the start of an element of `frame`, and either is not empty or needs
+        little more."""
         if frame.seen and not self.known(frame.seen).has_container:
             return False
         alike = self._alike_of(frame, child)
@@ -114,12 +113,12 @@ class Likeness:
             return False
         if scan.mode in (Mode.STRING, Mode.NUMBER) and scan.frame is child:
             return bool(self._beginning(alike.values, child, scan))
-        if scan.frame is not child:  # what is at hand is an array or object
+        if scan.frame is not child:  # the current value is an array or object
             return any(isinstance(_next_child(value, child), tuple | frozenset) for value in alike.values)
         return bool(child.children) or any(len(value) <= 1 for value in alike.values)
 
     def is_any_similar(self, scan: Scan) -> bool:
-        """Returns `is_similar` of any array whose elements must differ and its element that is not complete."""
+        """Returns True if `is_similar` holds for any array whose elements must differ and its incomplete element."""
         return any(self.is_similar(frame, child, scan) for frame, child in pairs(scan.frame))
 
     def _alike_of(self, frame: Frame, child: Frame) -> _Alike:
@@ -152,7 +151,7 @@ class Likeness:
 
 
 def pairs(frame: Frame) -> Iterator[tuple[Frame, Frame]]:
-    """Arrays around `frame` whose elements must differ, each with the array or object in it that has begun."""
+    """Yields the arrays around `frame` whose elements must differ, each with its incomplete array or object."""
     below = frame.below
     while below is not None and below.watched:
         if below.differs and below.seen:
@@ -167,7 +166,8 @@ def _alike_arrays(frame: Frame, child: Frame, values: list[Value]) -> _Alike:
 
 
 def _alike_objects(frame: Frame, child: Frame, values: list[Value]) -> _Alike:
-    """A key may come again with another value: one of those that are there may not be what it is in the end."""
+    """Finds the elements like an incomplete object. A key may come again with another value, so one of its present
+    members may still change."""
     members = dict(child.children)
     items = frozenset(members.items())
     found = [value for value in values if items <= value]
@@ -176,7 +176,7 @@ def _alike_objects(frame: Frame, child: Frame, values: list[Value]) -> _Alike:
 
 
 def _num_different(members: dict[bytes, Value], value: frozenset[tuple[bytes, Value]]) -> int:
-    """Returns how many of the pairs of `value` are not among `members`; many if there is one more in these."""
+    """Returns the number of pairs of `value` that are not in `members`; a large number if `members` has another key."""
     others = dict(value)
     if not members.keys() <= others.keys():
         return len(others) + 2
@@ -191,7 +191,7 @@ def _next_child(value: Value, child: Frame) -> Value:
 
 
 def _begins(scan: Scan, value: Value) -> bool:
-    """Returns whether the string or number at hand is the beginning of `value`."""
+    """Returns True if the current string or number is a prefix of `value`."""
     if scan.mode == Mode.STRING:
         return isinstance(value, bytes) and value.startswith(scan.text)
     if not isinstance(value, str):
@@ -200,16 +200,16 @@ def _begins(scan: Scan, value: Value) -> bool:
 
 
 MAX_DEPTH = 3
-"""Tokens that are looked ahead to see whether what is begun can still become something new."""
+"""Most tokens of lookahead to see if the current value can still become a new one."""
 MAX_TRIALS = 24
-"""Tokens tried in the looking ahead of one mask."""
+"""Most tokens tried in the lookahead for one mask."""
 MAX_STEPS = 32
-"""Forced runs that are followed in looking ahead."""
+"""Most forced runs followed in the lookahead."""
 MAX_FEW = 32
-"""Tokens that a mask may allow where each of them is looked at."""
+"""Most tokens that a mask may allow for each of them to be examined."""
 
 _PROBES = ("a", "7", "z")
-"""Tokens that show, where they are allowed, that a string or number can become many others."""
+"""Texts that, where their tokens are allowed, show that a string or number can become many others."""
 _SEPARATORS: dict[Mode, tuple[bytes, ...]] = {
     Mode.NEXT: (b"", b" "),
     Mode.AFTER: (b",", b", "),
@@ -221,10 +221,10 @@ _ESCAPED = {byte: _SHORT_ESCAPES.get(byte, b"\\u%04x" % byte) for byte in (*rang
 
 
 class DistinctState:
-    """A `GrammarState`: that of `inner`, without the tokens that would repeat an element or a key by `reader`.
+    """A `GrammarState`: that of `inner` without the tokens that, by `reader`, would repeat an element or a key.
 
-    What costs time is only done inside arrays and objects whose elements or keys must differ, and most of it only where
-    what is being written is the beginning of something that is there already.
+    Expensive checks are made only inside arrays and objects whose elements or keys must differ, and most of them only
+    where the current value is a prefix of an existing one.
     """
 
     def __init__(
@@ -232,18 +232,18 @@ class DistinctState:
     ) -> None:
         self._inner = inner
         self._tokens = tokens
-        self._classes = tokens.elements  # made for the first grammar that needs it, and not for its first mask
+        self._classes = tokens.elements  # built with the first grammar that needs it, not with its first mask
         self._reader = reader
         self._scans = [reader.start] if scans is None else list(scans)
         self._likeness = Likeness()
         self._openings: dict[tuple[int, Mode], tuple[Seen, list[int]]] = {}
         self._followed: tuple[Scan, int, Scan | None] | None = None
         self._num_trials = 0
-        self._failure = ""  # of a copy that looked ahead, and broke the lexer
+        self._failure = ""  # of a copy whose lookahead broke the lexer
 
     @classmethod
     def guarding(cls, inner: GrammarState, tokens: TokenTable, paths: DistinctPaths) -> DistinctState:
-        """The start state of a grammar with `paths`."""
+        """Returns the start state of a grammar with `paths`."""
         return cls(inner, tokens, Reader(paths))
 
     # As the grammar's
@@ -326,7 +326,7 @@ class DistinctState:
         return forced
 
     def _follow(self, token: int) -> Scan | None:
-        """Returns where the text is after `token`; None if it repeats something."""
+        """Returns the reader's state after `token`; None if the token repeats a value."""
         scan, known = self._scans[-1], self._followed
         if known is not None and known[0] is scan and known[1] == token:
             return known[2]
@@ -338,13 +338,13 @@ class DistinctState:
         return found
 
     def _may_take(self, token: int) -> bool:
-        """The mask may say less: it also leaves out what can only go on to repeat something."""
+        """Returns True if `token` repeats nothing. Masks exclude more: tokens that can only lead to repetitions."""
         return self._inner.validate_tokens([token]) == 1 and self._follow(token) is not None
 
     # Masks
 
     def _forbid(self, scan: Scan, row: Row) -> list[int]:
-        """Takes out of a mask what repeats something; returns those left of which some may only go on to do so."""
+        """Removes the tokens that repeat a value from a mask; returns those left that may lead only to repetitions."""
         classes = self._classes
         inside = scan.mode in (Mode.STRING, Mode.KEY)
         suspects = dict.fromkeys(classes.whole[inside].allowed(row))
@@ -369,14 +369,14 @@ class DistinctState:
         return [token for token in dict.fromkeys(leading) if row[token >> 5] >> (token & 31) & 1]
 
     def _is_clear(self, scan: Scan) -> bool:
-        """Returns whether a string, which no string before it begins like, has nothing to be compared with any more."""
+        """Returns True if a string, which is a prefix of no earlier one, needs no further comparison."""
         frame = scan.frame
         assert frame.below is not None
         alone = frame.seen is not None and not frame.below.watched and not _is_scarce(frame)
         return alone and not self._likeness.matches(scan)
 
     def _forbid_ends(self, scan: Scan, row: Row, suspects: dict[int, None]) -> None:
-        """Takes out what ends the string or number that has begun where it is like one before it."""
+        """Removes the tokens that end the current string or number where it equals an earlier one."""
         frame, mode, text, pending, _ = scan
         classes = self._classes
         if mode == Mode.NUMBER and frame.differs and is_seen(frame.seen, number_value(text)):
@@ -393,7 +393,7 @@ class DistinctState:
                     classes.starting(end).forbid(row)
 
     def _forbid_repeating(self, scan: Scan, row: Row, suspects: dict[int, None]) -> list[int]:
-        """Takes out the suspects that repeat something, each tried byte by byte; returns those that may be about to."""
+        """Removes the suspects that repeat a value, each tried byte by byte; returns those that may be about to."""
         leading: list[int] = []
         known: dict[bytes, Scan | None] = {b"": scan}
         for token in suspects:
@@ -415,10 +415,10 @@ class DistinctState:
                 leading.append(token)
         return leading
 
-    # Looking ahead
+    # Lookahead
 
     def _leading(self, scan: Scan) -> list[int]:
-        """Tokens that write, or go on writing, what would be a repetition if it ended."""
+        """Returns tokens that write, or continue, a value that would be a repetition if it ended."""
         frame, mode, _, pending, _ = scan
         if not frame.seen or pending:
             return []
@@ -436,7 +436,7 @@ class DistinctState:
         return found
 
     def _rests(self, scan: Scan) -> Iterator[bytes]:
-        """Returns how what has begun goes on where it is the beginning of something that is there."""
+        """Yields the continuations by which the current value would become an existing one."""
         frame, mode, text, _, _ = scan
         assert frame.seen is not None
         longest = self._classes.longest
@@ -456,7 +456,7 @@ class DistinctState:
                 yield rest
 
     def _openings_of(self, frame: Frame, mode: Mode) -> Iterator[bytes]:
-        """Returns how an element may begin that is there already, with what comes before it."""
+        """Yields the beginnings of existing elements, with the separator before them."""
         assert frame.seen is not None
         longest = self._classes.longest
         scarce = _is_scarce(frame)
@@ -474,7 +474,7 @@ class DistinctState:
         return [*numbers, "-0", "-"] if "0" in numbers else numbers
 
     def _is_dead_after(self, token: int, depth: int) -> bool:
-        """Returns whether all that can follow `token`, which is allowed, repeats something; with bounded effort."""
+        """Returns True if all continuations of `token`, which is allowed, repeat a value; with bounded effort."""
         scan = self._follow(token)
         if scan is None or self._num_trials >= MAX_TRIALS or not self._is_endangered(scan):
             return scan is None
@@ -486,7 +486,7 @@ class DistinctState:
         return dead
 
     def _is_dead(self, depth: int) -> bool:
-        """Returns whether all that can follow repeats something; goes on as far as text is forced but for spaces."""
+        """Returns True if all continuations repeat a value; follows text as far as it is forced, spaces aside."""
         for _ in range(MAX_STEPS):
             forced = self._inner.compute_ff_bytes()
             if forced:
@@ -505,7 +505,7 @@ class DistinctState:
         if depth == 0 or not self._is_critical(scan) or self._has_way(self._tokens.known(_PROBES)):
             return False
         row = np.zeros(self._tokens.num_words, dtype=np.uint32)
-        # What made a mask cannot be rolled back: see `GrammarState`.
+        # A state that computed a mask cannot be rolled back: see `GrammarState`.
         ahead = self._inner.deep_copy()
         ahead.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         if is_broken(ahead):
@@ -518,16 +518,16 @@ class DistinctState:
         return all(self._is_dead_after(token, depth - 1) for token in leading)
 
     def _has_way(self, tokens: list[int]) -> bool:
-        """Returns whether one of `tokens` leads to what plainly is not there."""
+        """Returns True if one of `tokens` leads to a value that is plainly new."""
         for token in tokens:
-            if self._inner.validate_tokens([token]) == 1:  # before it is read: it must be JSON
+            if self._inner.validate_tokens([token]) == 1:  # before the reader sees it: it must be JSON
                 scan = self._follow(token)
                 if scan is not None and not self._is_endangered(scan):
                     return True
         return False
 
     def _is_endangered(self, scan: Scan) -> bool:
-        """Returns whether what has begun may still become a repetition, as far as it matters."""
+        """Returns True if the current value may still become a repetition, as far as it matters."""
         frame, mode, text, _, _ = scan
         if frame.differs and _is_scarce(frame) and mode in (Mode.NUMBER, Mode.NEXT):
             return True
@@ -536,15 +536,15 @@ class DistinctState:
         return bool(self._likeness.matches(scan)) or self._likeness.is_any_similar(scan)
 
     def _is_critical(self, scan: Scan) -> bool:
-        """Returns whether it is not plain that what follows, which is not forced, can be something new."""
+        """Returns True unless a continuation that is not forced can plainly become a new value."""
         matches = self._likeness.matches(scan)
         if len(matches) == 1:
             return matches[0] == scan.text or not matches[0].isascii()
         return self._is_endangered(scan)
 
     def _is_narrow(self, scan: Scan) -> bool:
-        """Returns whether to look at each token if there are few: elements are running out, or like ones before them so
-        far."""
+        """Returns True if each token must be examined where there are few: elements run out, or equal the start of
+        earlier ones."""
         frame = scan.frame
         if frame.seen is not None:
             if _is_scarce(frame) or (not _is_open(frame) and self._likeness.matches(scan)):
@@ -554,7 +554,7 @@ class DistinctState:
         return any(_is_scarce(below) for below, _ in pairs(frame)) or self._likeness.is_any_similar(scan)
 
     def _forbid_member(self, scan: Scan, row: Row) -> None:
-        """Takes out what ends a string or number in an element if from there on it can only repeat one before it."""
+        """Removes the tokens that end a string or number in an element which could then only repeat an earlier one."""
         frame, mode, _, pending, _ = scan
         if mode not in (Mode.STRING, Mode.NUMBER) or pending or frame.below is None or not frame.below.differs:
             return
@@ -574,7 +574,7 @@ def _is_open(frame: Frame) -> bool:
 
 
 def _few(row: Row) -> list[int]:
-    """The tokens of a mask row if there are few."""
+    """Returns the tokens of a mask row if there are few."""
     words = np.flatnonzero(row)
     if len(words) > MAX_FEW:
         return []
@@ -587,7 +587,7 @@ def _forbid(row: Row, token: int) -> None:
 
 
 def _escaped(text: bytes) -> bytes:
-    """`text` as it stands in a string, most likely."""
+    """Returns the most likely spelling of `text` inside a JSON string."""
     return b"".join(_ESCAPED.get(byte, bytes((byte,))) for byte in text) if _needs_escape(text) else text
 
 

@@ -1,4 +1,4 @@
-"""Decides how a batch is attended to: rows by themselves, as a work list, or as a tree of what they have in common."""
+"""Planner of attention: chooses for a batch between single rows, a work list, and a tree of shared prefixes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequences of a batch with leading pages in common: an order that puts them side by side, and their groups."""
+"""Shared reads: an order of a batch that puts sequences with common leading pages side by side, and their groups."""
 
 from __future__ import annotations
 

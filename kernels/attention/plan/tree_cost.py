@@ -1,4 +1,4 @@
-"""Cost model of attention work on a GPU, by which tree decode attention is planned."""
+"""Cost model of attention on a GPU, used to plan tree decode attention."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Plans tree decode attention: what sequences have in common is read once for all of them, what is their own by each.
+"""Plans of tree decode attention: shared prefixes are read once for all their sequences, the rest by each sequence.
 
 A prefix tree's paths as items of (queries x keys): Yao et al. 2024, DeFT (arXiv 2404.00242); Juravsky et al. 2024,
-Hydragen (arXiv 2402.05099). Which levels of the tree are worth items of their own, by a cost model, from the root down:
+Hydragen (arXiv 2402.05099). Choice of the tree levels that get their own items, by a cost model, from the root down:
 Pan et al. 2025, FastTree (MLSys).
 """
 

@@ -1,4 +1,4 @@
-"""Cuts ragged causal attention into items for a persistent kernel: which queries meet which keys, in what order."""
+"""Work lists for a persistent kernel: ragged causal attention cut into ordered items of (queries x keys)."""
 
 from __future__ import annotations
 

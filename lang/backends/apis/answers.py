@@ -1,4 +1,4 @@
-"""Gets a program's values from an API of one text per request: what the API cannot do is asked for and checked."""
+"""Values of programs from an API of one text per request; features that it lacks are requested in words and checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base of the backends over others' APIs, which differ in what they send and how they read the answer."""
+"""Base of the backends over other vendors' APIs, which differ in their requests and in how answers are read."""
 
 from __future__ import annotations
 

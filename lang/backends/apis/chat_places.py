@@ -1,4 +1,4 @@
-"""Place of each generation in a chat, as far as it is known before the program runs."""
+"""Places of generations in a chat, as far as they are known before the program runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Says whether a finished text keeps to a constraint, and asks for such a text in words."""
+"""Emulation of constraints: checks a finished text against one, and asks for such a text in words."""
 
 from __future__ import annotations
 

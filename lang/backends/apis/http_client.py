@@ -1,4 +1,4 @@
-"""Talks to an HTTP API: bounded concurrency, retries with a pause, streams that end as they should."""
+"""Client of an HTTP API: bounded concurrency, retries with a pause, streams that are checked for their proper end."""
 
 from __future__ import annotations
 

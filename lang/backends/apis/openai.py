@@ -1,4 +1,4 @@
-"""Programs over any API that speaks as OpenAI's does."""
+"""Programs over any OpenAI-compatible API."""
 
 from __future__ import annotations
 

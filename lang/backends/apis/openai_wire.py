@@ -1,4 +1,4 @@
-"""OpenAI's chat completions and completions: requests as they are sent, answers as they come."""
+"""Wire format of OpenAI's chat completions and completions: requests and answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cuts a text that comes in pieces where a stop string or a stop pattern is found in it."""
+"""Stops for a text that arrives in pieces: cuts it at the first stop string or stop pattern."""
 
 from __future__ import annotations
 

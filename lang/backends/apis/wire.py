@@ -1,4 +1,4 @@
-"""The seam to an API of one text per request: what is asked of it, and what it answers."""
+"""Interface to an API of one text per request: its requests and answers."""
 
 from __future__ import annotations
 

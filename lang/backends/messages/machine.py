@@ -1,4 +1,4 @@
-"""The machine of programs over an API: keeps what each branch says as messages, and begins calls for its values."""
+"""Machine of programs over an API: keeps the content of each branch as messages, and starts calls for its values."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One call of an API for several generations of one message: what it wrote too much is matched with what comes next.
+"""One call of an API for several generations of a message: its surplus text is matched against what follows.
 
-Nothing is guessed: text that does not match, or of which it is not certain where a generation would have ended, is
-thrown away and asked for anew.
+Nothing is guessed: text that does not match, or in which the end of a generation is uncertain, is discarded and
+requested anew.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs the tools of programs beside programs over an API, within their limits."""
+"""Runs the tools of programs over an API concurrently with them, within their limits."""
 
 from __future__ import annotations
 

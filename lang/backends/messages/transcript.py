@@ -1,4 +1,4 @@
-"""Transcript of a branch: marks of text and of messages, and the prompt that they make for an API."""
+"""Transcript of a branch: its marks of text and messages, and the prompt that they form for an API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fills the templates of this folder."""
+"""Renders the templates of this folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers of many runs together, and the beginnings that they share."""
+"""Aggregate numbers of many runs, and their shared prefixes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calls of a run, one by one: prompt, cost, and why parts of the prompt were not in the cache."""
+"""Calls of a run, one by one: prompt, cost, and the reasons why parts of the prompt were not cached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the events of a run for its timeline: the tokens, and what happened where there were none."""
+"""Reads the events of a run for its timeline: the tokens, and what happened between them."""
 
 from __future__ import annotations
 

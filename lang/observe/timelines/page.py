@@ -1,4 +1,4 @@
-"""A run, or a batch of runs, as the templates of its page read it."""
+"""View models of a run or a batch of runs for the templates of its page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The timeline of a run, or of a batch of runs: the origin and time of each token, and what the prefix cache saved."""
+"""Timeline of a run or a batch of runs: the origin and time of each token, and the savings of the prefix cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arranges the pieces of a program's run as what they are: a tree of branches, each a list of messages."""
+"""Arranges the pieces of a program's run as a tree of branches, each a list of messages."""
 
 from __future__ import annotations
 
