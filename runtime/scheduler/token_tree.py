@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,8 @@ Int64 = npt.NDArray[np.int64]
 class TreeLayout:
     """Layout of a prompt that ends as a tree of tokens: segments, each on one path.
 
+    It holds where segments begin and which they continue, as many requests may wait: paths are made for a pass.
+
     num_linear    leading tokens that follow one another, as in a plain prompt
     """
 
@@ -25,16 +28,8 @@ class TreeLayout:
         starts = [0] if first else []
         starts += [first + i for i, parent in enumerate(tree.parents) if parent != first + i - 1 or parent < 0]
         self._bounds = [*starts, num_tokens]
-        self._before: list[Int64] = []
-        empty = np.empty(0, dtype=np.int64)
-        for start in starts:
-            parent = tree.parents[start - first] if start >= first else -1
-            if parent < 0:
-                self._before.append(empty)
-            else:
-                owner = int(np.searchsorted(starts, parent, side="right")) - 1
-                path = np.arange(starts[owner], parent + 1, dtype=np.int64)
-                self._before.append(np.concatenate([self._before[owner], path]))
+        parents = [tree.parents[start - first] if start >= first else -1 for start in starts]
+        self._branches = [(bisect_right(starts, parent) - 1, parent + 1) for parent in parents]
         self.num_linear = self._bounds[1]
 
     def rows(self, start: int, stop: int) -> Iterator[tuple[int, int, Int64]]:
@@ -42,10 +37,25 @@ class TreeLayout:
 
         A path holds the indices of all tokens from the root to the end of the segment, its own last.
         """
-        for index, before in enumerate(self._before):
+        known: dict[int, Int64] = {-1: np.empty(0, dtype=np.int64)}
+        for index in range(bisect_right(self._bounds, start) - 1, bisect_left(self._bounds, stop)):
             low, high = max(start, self._bounds[index]), min(stop, self._bounds[index + 1])
             if low < high:
-                yield low, high, np.concatenate([before, np.arange(self._bounds[index], high, dtype=np.int64)])
+                own = np.arange(self._bounds[index], high, dtype=np.int64)
+                yield low, high, np.concatenate([self._before(index, known), own])
+
+    def _before(self, index: int, known: dict[int, Int64]) -> Int64:
+        """Returns the path to where a segment begins; those on the way are added to `known`."""
+        pending = [index]
+        while pending:
+            top = pending[-1]
+            owner, stop = self._branches[top]
+            if owner in known:
+                path = np.arange(self._bounds[owner] if owner >= 0 else stop, stop, dtype=np.int64)
+                known[pending.pop()] = np.concatenate([known[owner], path])
+            else:
+                pending.append(owner)
+        return known[index]
 
 
 MAX_PATH_TOKENS = 1 << 22

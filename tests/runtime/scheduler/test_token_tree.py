@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -73,6 +74,19 @@ def test_the_stretches_of_a_tree(prompt: list[int], choices: list[list[int]], da
             assert path[-(high - low) :].tolist() == list(range(low, high))
             covered += range(low, high)
         assert covered == list(range(start, stop))
+
+
+def test_a_layout_that_waits_holds_no_paths() -> None:
+    """Of a thousand choices after a long prompt they take 33 MB, and many selects may wait."""
+    tracemalloc.start()
+    try:
+        (tree,) = plant([0] * 4000, [[1 + number, 0] for number in range(1024)], 1 << 20)
+        before = tracemalloc.get_traced_memory()[0]
+        layout = TreeLayout(len(tree.tokens), tree.tree)
+        assert tracemalloc.get_traced_memory()[0] - before < 400_000
+    finally:
+        tracemalloc.stop()
+    assert [len(path) for _, _, path in layout.rows(3000, len(tree.tokens))] == [4001] * 1024
 
 
 # Through the engine
