@@ -22,12 +22,15 @@ DUMP_SIGNAL = signal.SIGUSR2
 
 class EngineProcess(NamedTuple):
     """A process that waits on `connection` to hear what to load; it ends when that is closed. `begun` is when it was
-    started, and `crashed_at` when the one before it ended, by the monotonic clock."""
+    started, and `crashed_at` when the one before it ended, by the monotonic clock. `forked` is set in children of the
+    process that it belongs to.
+    """
 
     process: subprocess.Popen[bytes]
     connection: socket.socket
     begun: float
     crashed_at: float = -math.inf
+    forked: bool = False
 
 
 def spawn_engine() -> EngineProcess:
