@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, Self
 
+from ....runtime.client.forks import forks
 from ....runtime.client.streams import aiterate, iterate
 from ....runtime.programs.executor import Executor
 from ....runtime.protocol.errors import BoughError, EngineError, to_info
@@ -64,6 +65,15 @@ class Programs:
         self._thread: _Thread | None = None
         self._end: weakref.finalize[..., Programs] | None = None
         self._closed = False
+        forks.watch(self)
+
+    def after_fork(self) -> None:
+        """Forgets the thread, which is not here, with the programs whose states it keeps."""
+        if self._end is not None:
+            self._end.detach()
+        self._thread = self._end = None
+        self._shapes.clear()
+        self._lock = threading.Lock()
 
     def run(self, program: Program, tools: Mapping[str, ToolCall]) -> Iterator[ProgramEvent]:
         thread = self._prepare(program, tools)

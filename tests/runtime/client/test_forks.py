@@ -16,8 +16,8 @@ from bough.runtime.protocol.config import EngineConfig
 from bough.runtime.protocol.errors import EngineStoppedError
 
 from ...support.fakes import fake_engine
-from ...support.forking import in_child
 from ..asking import assert_stopped, config, program, request, tokens
+from ..forking import in_child
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
