@@ -18,7 +18,7 @@ from typing import Any, Protocol, Self
 from ....runtime.client.forks import forks
 from ....runtime.client.streams import aiterate, iterate
 from ....runtime.programs.executor import Executor
-from ....runtime.protocol.errors import BoughError, EngineError, to_info
+from ....runtime.protocol.errors import BoughError, EngineError, ErrorInfo, to_info
 from ....runtime.protocol.program import Done, Failed, Gen, Program, ProgramEvent, Select, Use
 from ....runtime.tools.registry import ToolCall
 from ...backend import TEXT_ONLY
@@ -137,6 +137,9 @@ class _Thread:
                 self._programs.run(program, listen, tools)
             except BoughError as error:
                 listen(Failed(error=to_info(error)))
+            except Exception:  # whatever it is, somebody waits for the program's end
+                logger.exception("a program could not be started")
+                listen(Failed(error=ErrorInfo(code="internal_error", message="the program could not be started")))
 
         self._thread.submit(begin())
 
