@@ -316,7 +316,10 @@ class MaskStage:
                 places.append((num_of[tenant], index))
                 num_of[tenant] += 1
         in_turn = [jobs[index] for _, index in sorted(places)]  # many jobs of one tenant do not delay another's
-        return StepMasks(work, generations, jobs, self._filler.start(in_turn))
+        filling = self._filler.start(in_turn)
+        for index in jobs:  # not before: if there is no memory for the step, the late jobs go on
+            self._deferred.pop(generations[index], None)
+        return StepMasks(work, generations, jobs, filling)
 
     def finish(self, masks: StepMasks, forward_s: float) -> None:
         """Waits for the masks of a pass whose launch took `forward_s`; defers the generations whose masks are late."""
@@ -376,9 +379,12 @@ class MaskStage:
 
     def _resume(self, generation: Generation, matcher: Matcher, drafts: Sequence[int], *, slow: bool) -> MaskJob:
         """Returns the job of a generation in this step: the one that was late, or a new one (`slow`: begun as late)."""
-        late, tenant = self._deferred.pop(generation, None), generation.sequence.tenant
+        late, tenant = self._deferred.get(generation), generation.sequence.tenant
+        if late is None and slow:
+            begun = self._deferred[generation] = self._filler.begin_slow(matcher, tenant)
+            return begun
         if late is None:
-            return self._filler.begin_slow(matcher, tenant) if slow else MaskJob(matcher, drafts, tenant=tenant)
+            return MaskJob(matcher, drafts, tenant=tenant)
         # The job is still running if the sequence was put back to wait and has been admitted again.
         if late.right is None:
             return late
