@@ -36,7 +36,7 @@ Rows = npt.NDArray[np.int32]
 MAX_STUCK = 16
 """Additional threads that may be busy with late masks."""
 NUM_SLOW = 2
-"""Threads for masks that are known to be slow; tenants take turns."""
+"""Threads for masks that are known to be slow; tenants take turns, and none holds them all."""
 LATE_MASK_SLEEP_S = 0.0005
 """Pause between polls for deferred masks while the engine has nothing else to do."""
 
@@ -176,7 +176,7 @@ class MaskFiller:
         self._pool = self._new_pool()
         self._has_threads = False
         self._room = threading.Semaphore(self.num_threads + MAX_STUCK)  # for what waits for a thread of the pool
-        self._slow_threads = FairThreads("slow-masks", NUM_SLOW)
+        self._slow_threads = FairThreads("slow-masks", NUM_SLOW, most_running=NUM_SLOW - 1)
 
     def start(self, jobs: list[MaskJob]) -> Filling | None:
         """Begins to fill the masks of `jobs`; returns None if there are none."""

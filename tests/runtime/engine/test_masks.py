@@ -549,3 +549,24 @@ class Sampling:
 
     samples = live = True
     drafts = ()
+
+
+def test_no_key_holds_all_slow_threads() -> None:
+    filler, gate, running = MaskFiller(VOCAB, 1), threading.Event(), threading.Semaphore(0)
+
+    def hang() -> None:
+        running.release()
+        assert gate.wait(10.0)
+
+    for number in range(2 * NUM_SLOW):
+        filler.begin_slow(Number(number), "flood", hang)
+    for _ in range(NUM_SLOW - 1):
+        assert running.acquire(timeout=10.0)
+    job = filler.begin_slow(Number(1), "quiet")
+    deadline = time.monotonic() + 10.0
+    while job.right is None and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert job.right == 1
+    assert not running.acquire(blocking=False)
+    gate.set()
+    filler.close()
