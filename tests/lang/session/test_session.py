@@ -12,6 +12,8 @@ import pytest
 from bough.lang.api import assistant, function, gen, user
 from bough.lang.backends.mock import MockBackend
 from bough.lang.diagnostics.errors import BackendError, ProgramError
+from bough.lang.observe import otel
+from bough.lang.session.session import Session
 from bough.runtime.protocol.errors import EngineStoppedError, ErrorInfo, RequestError
 from bough.runtime.protocol.program import Delta, Done, Failed
 
@@ -378,3 +380,30 @@ def test_text_after_the_last_read_is_not_lost():
 
     state = chat.run(backend=MockBackend({"a": "A"}))
     assert state.text().endswith("A<|end|>\n!")
+
+
+def test_a_run_whose_spans_cannot_be_ended_wakes_those_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *arguments: contextlib.nullcontext()
+
+        def end(self, error: BaseException | None) -> None:
+            raise MemoryError
+
+    monkeypatch.setattr(otel.switch, "begin", lambda *arguments: Broken())
+    woken: list[bool] = []
+    notify = Session.notify
+
+    def counted(self: Session) -> None:
+        woken.append(self.finished)
+        notify(self)
+
+    monkeypatch.setattr(Session, "notify", counted)
+
+    @function
+    def body(s):
+        s += gen("x")
+
+    with pytest.raises(MemoryError):
+        body.run(backend=MockBackend())
+    assert woken[-1]
