@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 import weakref
@@ -18,6 +19,8 @@ from ..backend import TEXT_ONLY, Backend
 from ..diagnostics.errors import ProgramError, UnsupportedError
 from .cassette_file import Record, Refused, Secrets, difference, key_of, load, matter, save
 from .messages.tools import NO_TOOLS
+
+logger = logging.getLogger("bough.backends")
 
 Mode = Literal["auto", "record", "replay"]
 SAVE_EVERY_S = 1.0
@@ -35,7 +38,8 @@ class Cassette:
 
     A program is found by its instructions and by what came before it in its run; equal ones are played back in the
     order in which they were recorded. Tools are not called in playback: what they gave is recorded. Times are not
-    recorded. The file is written as a whole, at the end and about every second.
+    recorded. The file is written as a whole, at the end and about every second; an error is
+    raised at the end only, and logged before.
 
     >>> with bough.Cassette("capital.jsonl", bough.LocalBackend()) as backend:
     ...     state = capital.run("France", backend=backend)
@@ -190,6 +194,7 @@ class _Tape:
             self._waiting.setdefault(record.key, []).append(record)
             self._numbers[record.key] = self._numbers.get(record.key, 0) + 1
         self._unsaved = False
+        self._warned = False
         self._saved_at = time.monotonic()
         self._saving = threading.Lock()
 
@@ -216,14 +221,28 @@ class _Tape:
             self.records.remove(record)
         self._unsaved = True
         if time.monotonic() - self._saved_at > SAVE_EVERY_S:
+            self._save_meanwhile()
+
+    def _save_meanwhile(self) -> None:
+        """Writes the file if that is possible now. It is no matter of the program whose end is the occasion."""
+        try:
             self.save()
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                logger.warning("the cassette %s cannot be written now, and is tried again: %s", self._path, error)
 
     def save(self) -> None:
         with self._saving:
             if self._unsaved:
-                self._unsaved = False
+                self._unsaved = False  # before what may end meanwhile
                 self._saved_at = time.monotonic()
-                save(self._path, [record for record in self.records if record.events or record.refused], self.secrets)
+                records = [record for record in self.records if record.events or record.refused]
+                try:
+                    save(self._path, records, self.secrets)
+                except BaseException:
+                    self._unsaved = True
+                    raise
 
 
 def _played(record: Record) -> Iterator[ProgramEvent]:

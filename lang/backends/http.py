@@ -15,6 +15,7 @@ import httpx
 import msgspec
 
 from ...constrain.workers.decoders import json_decoder
+from ...runtime.client.forks import forks
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.program import Done, Failed, Program, ProgramEvent
 from ...runtime.tools.registry import ToolCall
@@ -42,6 +43,7 @@ class HttpBackend:
 
     Tools run on the server, which must have them: of `tools` nothing is sent but their names.
     Connections are kept open: close the backend. Those of an event loop are closed with that, or by `await aclose()`.
+    A forked child makes its own.
 
     >>> backend = HttpBackend("http://127.0.0.1:8000")
     """
@@ -65,19 +67,38 @@ class HttpBackend:
             if verify is None
             else ssl.create_default_context(cafile=verify),
         }
-        self._client = httpx.Client(**self._options)
-        self._end = weakref.finalize(self, self._client.close)  # who forgets to close it
+        self._begin()
         self._lent: dict[asyncio.AbstractEventLoop, AsyncGenerator[list[_Lane], None]] = {}
         self._lanes: dict[asyncio.AbstractEventLoop, list[_Lane]] = {}
+        forks.watch(self)
+
+    def after_fork(self) -> None:
+        """Lets go of the parent's connections, whose sockets are shared: to close them might send something."""
+        if self._end.detach() is not None:
+            self._begin()
+        for lanes in self._lanes.values():
+            lanes.clear()  # or the end of the generator that has lent them would close them
+        self._lent.clear()
+        self._lanes.clear()
+
+    def _begin(self) -> None:
+        self._client = httpx.Client(**self._options)
+        self._end = weakref.finalize(self, self._client.close)  # who forgets to close it
 
     def run(self, program: Program, tools: Mapping[str, ToolCall] = NO_TOOLS) -> Iterator[ProgramEvent]:
-        events = _Events()
+        events, client = _Events(), self._client
         try:
-            with self._client.stream("POST", "/v1/programs", **_body(program)) as response:
+            with client.stream("POST", "/v1/programs", **_body(program)) as response:
                 if response.status_code != httpx.codes.OK:
                     raise _refusal(response, _head(response.iter_bytes(), MAX_ERROR_BYTES))
                 for part in response.iter_bytes():
                     yield from events.feed(part)
+                    if client is not self._client:
+                        raise BackendError(
+                            "the answer had begun before this process was forked, and is its parent's: run the program "
+                            "here",
+                            code="broken_stream",
+                        )
         except httpx.HTTPError as error:
             raise unreachable(error) from error
         yield events.last()

@@ -254,10 +254,11 @@ class PullDriver:
                     _pull(session, target)
 
     def stop(self, session: Session) -> None:
-        pulled = [submission for submission in session.outbox.submissions if submission.pulling]
-        for submission in session.outbox.submissions:
-            if submission not in pulled:
-                _close(session, submission)
+        with session.changed:  # as `_pull` closes, too: a generator must not be closed by two threads at once
+            pulled = [submission for submission in session.outbox.submissions if submission.pulling]
+            for submission in session.outbox.submissions:
+                if submission not in pulled:
+                    _close(session, submission)
         if pulled:  # who waits there closes it at the next event, which is now, and not when some tool is done
             with contextlib.suppress(BoughError):
                 session.backend.drop(session.id)

@@ -668,9 +668,11 @@ class Session:
     def _finished(self) -> None:
         with self.changed:
             self.finished = True
-            if self.spans is not None:
-                self.spans.end(self.error)
-            self.notify()
+            try:
+                if self.spans is not None:
+                    self.spans.end(self.error)
+            finally:
+                self.notify()
 
 
 def _begins(ops: Iterable[Op], branch: int) -> bool:

@@ -28,6 +28,7 @@ from ..protocol.errors import BoughError, EngineStoppedError, ErrorInfo, to_info
 from ..protocol.program import Failed, Program, ProgramEvent
 from ..protocol.request import Finish, Request, RequestOutput
 from ..tools.registry import ToolCall, ToolRegistry, ToolRunner
+from .forks import forks, not_ours
 from .streams import StreamingClient
 
 logger = logging.getLogger("bough.engine")
@@ -148,6 +149,7 @@ class EngineLoop:
         self._submissions = Submissions()
         self._turn: Callable[[], None] | None = None  # of programs that continue before the next step
         self._stopped = False
+        self._forked = False
         self._warm_at = time.monotonic() + QUIET_S if serves else math.inf
         self._rest_s: float | None = REST_S  # until more can be prepared; None: nothing can
         self._lock = threading.RLock()
@@ -157,10 +159,25 @@ class EngineLoop:
         self._thread.start()
         # A thread that is inside native code when the interpreter ends would crash the process.
         weakref.finalize(self, _end, self._inbox, self._thread)
+        forks.watch(self)
 
     @property
     def alive(self) -> bool:
         return not self._stopped
+
+    def check(self) -> None:
+        """Raises EngineStoppedError: the loop has ended, or belongs to the process from which this one was forked."""
+        if self._forked:
+            raise not_ours()
+        if self._stopped:
+            raise EngineStoppedError("the engine has stopped")
+
+    def after_fork(self) -> None:
+        self._stopped = self._forked = True
+        _parents_engines.append(self.engine)
+        # Threads that are not here may hold the locks of these.
+        self._lock = threading.RLock()
+        self._submissions = Submissions()
 
     @property
     def step_began(self) -> float | None:
@@ -239,21 +256,21 @@ class EngineLoop:
         )
 
     def close(self) -> None:
-        """Ends all requests and programs, and waits for the thread. May be called twice."""
+        """Ends all requests and programs, and waits for the thread. May be called twice. Does nothing in a child."""
+        if self._forked:
+            return
         self._inbox.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=30.0)
 
     def _post(self, call: Callable[[], None]) -> None:
         with self._lock:
-            if self._stopped:
-                raise EngineStoppedError("the engine has stopped")
+            self.check()
             self._inbox.put(call)
 
     def _submit(self, namespace: str, submission: _Submission) -> None:
         with self._lock:
-            if self._stopped:
-                raise EngineStoppedError("the engine has stopped")
+            self.check()
             self._submissions.put(tenant_of(namespace), submission)
             self._inbox.put(_nothing)
 
@@ -360,6 +377,10 @@ class EngineLoop:
             self._rest_s = 0.0
 
 
+_parents_engines: list[Engine] = []
+"""Engines of the process from which this one was forked, kept to the end: to free one would wait for its threads."""
+
+
 def _end(inbox: queue.SimpleQueue[Callable[[], None] | None], thread: threading.Thread) -> None:
     inbox.put(None)
     thread.join(timeout=10.0)
@@ -408,8 +429,7 @@ class LocalClient(StreamingClient):
         return self._loop.alive
 
     def check(self) -> None:
-        if not self._loop.alive:
-            raise EngineStoppedError("the engine has stopped")
+        self._loop.check()
 
     def stats(self) -> EngineStats:
         return self._wait(self._loop.stats)

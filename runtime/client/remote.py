@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import logging
 import math
+import os
 import queue
 import socket
 import subprocess
@@ -35,6 +36,7 @@ from ..protocol.request import Finish, Request, RequestOutput
 from ..tokenizer.load import load_tokenizer
 from ..tokenizer.tokenizer import Tokenizer
 from ..tools.registry import ToolCall, ToolRegistry
+from .forks import forks, not_ours
 from .messages import (
     Abort,
     AskFlush,
@@ -137,6 +139,7 @@ class RemoteClient(StreamingClient):
         self._watchdog = Watchdog()
         self._fate: BoughError = EngineStoppedError("the engine process has died")
         self._reader: threading.Thread | None = None
+        forks.watch(self)
 
     @classmethod
     def launch(
@@ -271,7 +274,24 @@ class RemoteClient(StreamingClient):
         if self._watchdog.stuck:
             raise self._stuck()
 
+    def after_fork(self) -> None:
+        self._spawned = self._spawned._replace(forked=True)
+        self._alive = False
+        with contextlib.suppress(OSError):  # the link is closed already
+            # Sends nothing. The engine ends when nobody has its link any more: that must not wait for this process.
+            os.close(self._spawned.connection.detach())
+        self._streams, self._answers = {}, {}
+        # Threads that are not here may hold the locks of these.
+        self._lock = threading.Lock()
+        self._tools = LocalTools(self._send)
+
+    @property
+    def _forked(self) -> bool:
+        return self._spawned.forked
+
     def _ended(self) -> EngineStoppedError:
+        if self._forked:
+            return not_ours()
         return EngineStoppedError(self._fate.message, code=self._fate.code)
 
     def _stuck(self) -> EngineStuckError:
@@ -320,7 +340,9 @@ class RemoteClient(StreamingClient):
         self.kill()
 
     def kill(self) -> None:
-        """Kills the process. Its work fails at once, even if the system cannot end the process."""
+        """Kills the process. Its work fails at once, even if the system cannot end it. Does nothing in a child."""
+        if self._forked:
+            return
         self._killed = True
         self._spawned.process.kill()
         with contextlib.suppress(OSError):  # the link is closed already
@@ -356,7 +378,11 @@ class RemoteClient(StreamingClient):
         return answer
 
     def close(self, *, at_once: bool = False) -> None:
-        """Ends the engine process, by force `at_once` or after CLOSE_TIMEOUT_S; its work fails. May be called twice."""
+        """Ends the engine process, by force `at_once` or after CLOSE_TIMEOUT_S; its work fails. May be called twice.
+        Does nothing in a child.
+        """
+        if self._forked:
+            return
         if at_once:
             self.kill()
         self._writer.close(timeout_s=1.0)
@@ -371,7 +397,8 @@ class RemoteClient(StreamingClient):
         self._spawned.connection.close()
 
     def _send(self, message: msgspec.Struct) -> None:
-        self._writer.put(message)
+        if not self._forked:
+            self._writer.put(message)
 
     def start_request(self, request: Request, listen: Callable[[RequestOutput], None]) -> None:
         def fail(error: ErrorInfo) -> None:

@@ -22,12 +22,15 @@ DUMP_SIGNAL = signal.SIGUSR2
 
 class EngineProcess(NamedTuple):
     """A process that waits on `connection` for its configuration and ends when that is closed. `begun` is the time of
-    its start, `crashed_at` that of the previous process's end, by the monotonic clock."""
+    its start, `crashed_at` that of the previous process's end, by the monotonic clock. `forked` is set in children of
+    the process that it belongs to.
+    """
 
     process: subprocess.Popen[bytes]
     connection: socket.socket
     begun: float
     crashed_at: float = -math.inf
+    forked: bool = False
 
 
 def spawn_engine() -> EngineProcess:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import queue
 import weakref
 from collections import deque
@@ -18,6 +19,7 @@ from ..protocol.errors import to_exception
 from ..protocol.program import Done, EndTexts, Failed, Program, ProgramEvent
 from ..protocol.request import Request, RequestOutput
 from ..tools.registry import ToolCall, ToolRegistry
+from .forks import not_ours
 
 logger = logging.getLogger("bough.engine")
 
@@ -119,8 +121,12 @@ def iterate(start: Callable[[Callable[[Event], None]], None], stop: Callable[[],
 
     `start` gets a function that takes events from any thread, and must ensure that a terminal event always comes. An
     error as the first event is a refusal and is raised, unless it names an instruction of a program.
+
+    Raises:
+        EngineStoppedError: the stream was begun before a fork and is continued in the child, which gets no events.
     """
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    process = os.getpid()
     start(events.put)
     over = False
     try:
@@ -129,6 +135,8 @@ def iterate(start: Callable[[Callable[[Event], None]], None], stop: Callable[[],
         _raise_refusal(event)
         yield event
         while not over:
+            if os.getpid() != process and events.empty():
+                raise not_ours()
             event = events.get()
             over = _is_last(event)
             yield event

@@ -19,6 +19,7 @@ from ..protocol.program import Program, ProgramEvent
 from ..protocol.request import Request, RequestOutput
 from ..tokenizer.tokenizer import Tokenizer
 from ..tools.registry import ToolCall, ToolRegistry
+from .forks import forks, not_ours
 from .remote import LOAD_STALL_S, Progress, RemoteClient
 from .spawn import EngineProcess
 from .streams import StreamingClient
@@ -77,11 +78,13 @@ class Supervisor(StreamingClient):
         self._loading: RemoteClient | None = None
         self._ready_at = 0.0  # time at which the engine being started should be ready
         self._alive = self._ready = True
+        self._forked = False
         self._stats = EngineStats()
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="bough-keeper", daemon=True)
         self._keeper.start()
+        forks.watch(self)
 
     @property
     def info(self) -> ModelInfo:
@@ -102,6 +105,10 @@ class Supervisor(StreamingClient):
 
     def check(self) -> None:
         self._engine.check()
+
+    def after_fork(self) -> None:
+        self._forked = True
+        self._alive = self._ready = False
 
     def start_request(self, request: Request, listen: Callable[[RequestOutput], None]) -> None:
         self._engine.start_request(request, listen)
@@ -133,7 +140,9 @@ class Supervisor(StreamingClient):
         return self._engine.flush_cache()
 
     def close(self, *, at_once: bool = False) -> None:
-        """Ends the engine; its work fails. May be called twice."""
+        """Ends the engine; its work fails. May be called twice. Does nothing in a forked child."""
+        if self._forked:
+            return
         with self._lock:
             self._closed.set()
             loading = self._loading  # the keeper's thread clears it without the lock
@@ -154,6 +163,8 @@ class Supervisor(StreamingClient):
             error = EngineStartingError("the engine is being started again")
             error.retry_after_s = self._ready_at - time.monotonic()
             raise error
+        if self._forked:
+            raise not_ours()
         raise EngineStoppedError("the engine has ended, and is not started again")
 
     def _keep(self) -> None:

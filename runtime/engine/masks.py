@@ -36,7 +36,7 @@ Rows = npt.NDArray[np.int32]
 MAX_STUCK = 16
 """Additional threads that may be busy with late masks."""
 NUM_SLOW = 2
-"""Threads for masks that are known to be slow; tenants take turns."""
+"""Threads for masks that are known to be slow; tenants take turns, and none holds them all."""
 LATE_MASK_SLEEP_S = 0.0005
 """Pause between polls for deferred masks while the engine has nothing else to do."""
 
@@ -176,7 +176,7 @@ class MaskFiller:
         self._pool = self._new_pool()
         self._has_threads = False
         self._room = threading.Semaphore(self.num_threads + MAX_STUCK)  # bounds the work submitted to the pool
-        self._slow_threads = FairThreads("slow-masks", NUM_SLOW)
+        self._slow_threads = FairThreads("slow-masks", NUM_SLOW, most_running=NUM_SLOW - 1)
 
     def start(self, jobs: list[MaskJob]) -> Filling | None:
         """Begins to fill the masks of `jobs`; returns None if there are none."""
@@ -316,7 +316,10 @@ class MaskStage:
                 places.append((num_of[tenant], index))
                 num_of[tenant] += 1
         in_turn = [jobs[index] for _, index in sorted(places)]  # many jobs of one tenant do not delay another's
-        return StepMasks(work, generations, jobs, self._filler.start(in_turn))
+        filling = self._filler.start(in_turn)
+        for index in jobs:  # not before: if there is no memory for the step, the late jobs go on
+            self._deferred.pop(generations[index], None)
+        return StepMasks(work, generations, jobs, filling)
 
     def finish(self, masks: StepMasks, forward_s: float) -> None:
         """Waits for the masks of a pass whose launch took `forward_s`; defers the generations whose masks are late."""
@@ -376,9 +379,12 @@ class MaskStage:
 
     def _resume(self, generation: Generation, matcher: Matcher, drafts: Sequence[int], *, slow: bool) -> MaskJob:
         """Returns the job of a generation in this step: the one that was late, or a new one (`slow`: begun as late)."""
-        late, tenant = self._deferred.pop(generation, None), generation.sequence.tenant
+        late, tenant = self._deferred.get(generation), generation.sequence.tenant
+        if late is None and slow:
+            begun = self._deferred[generation] = self._filler.begin_slow(matcher, tenant)
+            return begun
         if late is None:
-            return self._filler.begin_slow(matcher, tenant) if slow else MaskJob(matcher, drafts, tenant=tenant)
+            return MaskJob(matcher, drafts, tenant=tenant)
         # The job is still running if the sequence was put back to wait and has been admitted again.
         if late.right is None:
             return late

@@ -8,7 +8,7 @@ from functools import partial
 
 from ...constrain.workers.turns import FairThreads
 from ...radix import tenant_of
-from ..protocol.errors import OverloadedError
+from ..protocol.errors import OverloadedError, RequestError
 from ..protocol.stop_pattern import SearchBudget, StopPattern
 
 MAX_KEPT = 256
@@ -16,7 +16,7 @@ MAX_KEYS = 1024
 
 
 class StopPatterns:
-    """Compiles each pattern once and keeps the most recently used ones. Not thread-safe."""
+    """Compiles each pattern once and keeps the most recently used ones, refused ones too. Not thread-safe."""
 
     def __init__(self) -> None:
         self._compiled: OrderedDict[tuple[str, str], Future[StopPattern]] = OrderedDict()  # by tenant and source
@@ -31,7 +31,7 @@ class StopPatterns:
         """
         place = tenant, source
         found = self._compiled.get(place)
-        if found is None:
+        if found is None or _broke_down(found):
             try:
                 found = self._thread.submit(tenant, partial(StopPattern, source))
             except RuntimeError as error:
@@ -60,3 +60,8 @@ class StopPatterns:
 
     def close(self) -> None:
         self._thread.close()
+
+
+def _broke_down(pattern: Future[StopPattern]) -> bool:
+    """Returns true if it could not be compiled for a reason that is not its own, such as a lack of memory."""
+    return pattern.done() and not isinstance(pattern.exception(), RequestError | None)

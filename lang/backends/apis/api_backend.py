@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, Self
 
+from ....runtime.client.forks import forks
 from ....runtime.client.streams import aiterate, iterate
 from ....runtime.programs.executor import Executor
-from ....runtime.protocol.errors import BoughError, EngineError, to_info
+from ....runtime.protocol.errors import BoughError, EngineError, ErrorInfo, to_info
 from ....runtime.protocol.program import Done, Failed, Gen, Program, ProgramEvent, Select, Use
 from ....runtime.tools.registry import ToolCall
 from ...backend import TEXT_ONLY
@@ -64,6 +65,15 @@ class Programs:
         self._thread: _Thread | None = None
         self._end: weakref.finalize[..., Programs] | None = None
         self._closed = False
+        forks.watch(self)
+
+    def after_fork(self) -> None:
+        """Forgets the thread, which is not here, with the programs whose states it keeps."""
+        if self._end is not None:
+            self._end.detach()
+        self._thread = self._end = None
+        self._shapes.clear()
+        self._lock = threading.Lock()
 
     def run(self, program: Program, tools: Mapping[str, ToolCall]) -> Iterator[ProgramEvent]:
         thread = self._prepare(program, tools)
@@ -127,6 +137,9 @@ class _Thread:
                 self._programs.run(program, listen, tools)
             except BoughError as error:
                 listen(Failed(error=to_info(error)))
+            except Exception:  # whatever it is, somebody waits for the program's end
+                logger.exception("a program could not be started")
+                listen(Failed(error=ErrorInfo(code="internal_error", message="the program could not be started")))
 
         self._thread.submit(begin())
 

@@ -13,6 +13,7 @@ import httpx
 import msgspec
 
 from ....constrain.workers.decoders import json_decoder
+from ....runtime.client.forks import forks
 from ...diagnostics.errors import BackendError
 
 MAX_LINE_BYTES = 4 << 20
@@ -46,7 +47,7 @@ Answer = TypeVar("Answer", bound=Reader)
 
 
 class ApiClient:
-    """Makes requests. Lives on one event loop.
+    """Makes requests. Lives on one event loop; in a forked child on another one, with connections of its own.
 
     calls   requests made so far, repeated ones included
     """
@@ -69,7 +70,15 @@ class ApiClient:
         self._max_concurrency = max_concurrency
         self._max_retries = max_retries
         self._pause_s = pause_s
-        self._limit = asyncio.Semaphore(max_concurrency)
+        self._begin()
+        forks.watch(self)
+
+    def after_fork(self) -> None:
+        """Lets go of the parent's connections, whose sockets are shared, and does not wait for its requests."""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._limit = asyncio.Semaphore(self._max_concurrency)
         self._client: httpx.AsyncClient | None = None
 
     async def stream(self, path: str, body: Any, make_reader: Callable[[], Answer]) -> Answer:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from bough.lang.api import assistant, function, gen, user
+from bough.lang.backends import cassette as cassette_module
 from bough.lang.backends.cassette import Cassette
 from bough.lang.backends.cassette_file import MAX_BYTES
 from bough.lang.backends.mock import MockBackend
@@ -251,3 +252,23 @@ def test_what_is_not_recorded_is_blamed_on_the_line_that_differs(tmp_path: Path)
             assert caught.value.place is not None
             lines = Path(__file__).read_text().splitlines()
             assert lines[caught.value.place.line - 1].strip() == line
+
+
+def test_a_full_disk_fails_no_run_and_nothing_is_lost(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cassette_module, "SAVE_EVERY_S", -1.0)
+    cassette = Cassette(path, MockBackend({"city": ["Paris", "Tokyo", "Rome"], "river": ["Seine"]}))
+
+    def fail(*arguments: object) -> None:
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", fail)
+        assert [capital.run(country, backend=cassette)["city"] for country in ("France", "Japan")] == ["Paris", "Tokyo"]
+        with pytest.raises(OSError, match="disk full"):
+            cassette.close()
+    assert caplog.text.count("disk full") == 1
+    cassette.close()
+    with Cassette(path, mode="replay") as replayed:
+        assert capital.run("Japan", backend=replayed)["city"] == "Tokyo"

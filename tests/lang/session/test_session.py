@@ -12,6 +12,9 @@ import pytest
 from bough.lang.api import assistant, function, gen, user
 from bough.lang.backends.mock import MockBackend
 from bough.lang.diagnostics.errors import BackendError, ProgramError
+from bough.lang.observe import otel
+from bough.lang.run.run import PullDriver
+from bough.lang.session.session import Session
 from bough.runtime.protocol.errors import EngineStoppedError, ErrorInfo, RequestError
 from bough.runtime.protocol.program import Delta, Done, Failed
 
@@ -378,3 +381,75 @@ def test_text_after_the_last_read_is_not_lost():
 
     state = chat.run(backend=MockBackend({"a": "A"}))
     assert state.text().endswith("A<|end|>\n!")
+
+
+def test_a_run_whose_spans_cannot_be_ended_wakes_those_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *arguments: contextlib.nullcontext()
+
+        def end(self, error: BaseException | None) -> None:
+            raise MemoryError
+
+    monkeypatch.setattr(otel.switch, "begin", lambda *arguments: Broken())
+    woken: list[bool] = []
+    notify = Session.notify
+
+    def counted(self: Session) -> None:
+        woken.append(self.finished)
+        notify(self)
+
+    monkeypatch.setattr(Session, "notify", counted)
+
+    @function
+    def body(s):
+        s += gen("x")
+
+    with pytest.raises(MemoryError):
+        body.run(backend=MockBackend())
+    assert woken[-1]
+
+
+def test_a_submission_is_closed_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program is stopped while a thread that waits for its values closes what it has pulled."""
+    waits, goes_on, closes, stopped = (threading.Event() for _ in range(4))
+
+    def script(program):
+        try:
+            yield value(0, "x", "x")
+            waits.set()
+            yield goes_on
+            yield value(0, "y", "y")
+        finally:
+            closes.set()
+            stopped.wait(0.3)
+
+    stop = PullDriver.stop
+
+    def stop_late(self: PullDriver, session: Session) -> None:
+        goes_on.set()
+        assert closes.wait(10.0)
+        stop(self, session)
+        stopped.set()
+
+    monkeypatch.setattr(PullDriver, "stop", stop_late)
+    readers: list[threading.Thread] = []
+
+    @function
+    def body(s):
+        s += gen("x") + gen("y")
+        assert s["x"] == "x"
+
+        def read() -> None:
+            with contextlib.suppress(ProgramError):
+                s["y"]
+
+        readers.append(threading.Thread(target=read))
+        readers[0].start()
+        assert waits.wait(10.0)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        body.run(backend=FakeBackend(script))
+    readers[0].join(10.0)
+    assert not readers[0].is_alive()

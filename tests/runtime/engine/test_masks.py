@@ -516,3 +516,57 @@ def test_a_search_without_a_thread_ends_its_request_alone(ahead: int, monkeypatc
     run(engine)
     assert (code_of(bound), code_of(free)) == ("engine_overloaded", "length")
     engine.close()
+
+
+def test_a_late_mask_is_remembered_if_a_step_has_no_memory_for_its_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its job goes on, and uses the matcher."""
+    engine, _ = fake_engine(ahead=0, mask_patience_s=0.001)
+    stage, gate = engine._masks, threading.Event()
+    ask(engine, "late", None)
+    engine._live["late"].matcher = Number(1, gate)
+    for _ in range(3):
+        engine.step()
+    (generation,) = stage._deferred
+    job = stage._deferred[generation]
+
+    def fail(jobs: list[MaskJob]) -> None:
+        raise MemoryError
+
+    work = [Sampling()]
+    with monkeypatch.context() as patch:
+        patch.setattr(stage._filler, "start", fail)
+        with pytest.raises(MemoryError):
+            stage.start(work, [generation])  # type: ignore[arg-type]
+    assert stage._deferred == {generation: job}
+    assert stage.start(work, [generation]).jobs == {0: job}  # type: ignore[arg-type]
+    assert not stage.any_deferred
+    gate.set()
+    engine.close()
+
+
+class Sampling:
+    """The part of a step that draws a token."""
+
+    samples = live = True
+    drafts = ()
+
+
+def test_no_key_holds_all_slow_threads() -> None:
+    filler, gate, running = MaskFiller(VOCAB, 1), threading.Event(), threading.Semaphore(0)
+
+    def hang() -> None:
+        running.release()
+        assert gate.wait(10.0)
+
+    for number in range(2 * NUM_SLOW):
+        filler.begin_slow(Number(number), "flood", hang)
+    for _ in range(NUM_SLOW - 1):
+        assert running.acquire(timeout=10.0)
+    job = filler.begin_slow(Number(1), "quiet")
+    deadline = time.monotonic() + 10.0
+    while job.right is None and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert job.right == 1
+    assert not running.acquire(blocking=False)
+    gate.set()
+    filler.close()

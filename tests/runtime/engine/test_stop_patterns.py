@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from bough.runtime.engine import stop_patterns
 from bough.runtime.engine.stop_patterns import MAX_KEPT, MAX_KEYS, StopPatterns
 from bough.runtime.protocol.errors import OverloadedError, RequestError
 from bough.runtime.protocol.sampling_params import SamplingParams
@@ -89,3 +90,18 @@ def test_a_key_that_spends_its_effort_costs_no_other_key_its_own() -> None:
     assert quiet.finish.reason == "stop" and quiet.text == ""
     runner.bias = {}
     assert_clean(engine)
+
+
+def test_a_failure_that_is_not_the_patterns_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(source: str) -> None:
+        raise MemoryError
+
+    with patterns() as kept:
+        with monkeypatch.context() as patch:
+            patch.setattr(stop_patterns, "StopPattern", fail)
+            with pytest.raises(MemoryError):
+                kept.compile("a+b").result(10.0)
+        assert kept.compile("a+b").result(10.0) is not None
+        refused = kept.compile("(")
+        refused.exception(10.0)
+        assert kept.compile("(") is refused

@@ -11,6 +11,7 @@ from bough.lang.api import assistant, function, gen, select, user
 from bough.lang.backends.apis.openai import OpenAI
 from bough.lang.backends.mock import MockBackend
 from bough.lang.diagnostics.errors import ProgramError, UnsupportedError
+from bough.runtime.programs.executor import Executor
 from bough.runtime.protocol.condition import Compare, Ref
 from bough.runtime.protocol.program import (
     Delta,
@@ -418,3 +419,15 @@ def test_secrets_are_not_in_what_is_shown(api: Any) -> None:
     _, backend = api(saying("x"), api_key="very-secret")
     assert "very-secret" not in repr(backend)
     assert "very-secret" not in json.dumps(str(vars(backend)))
+
+
+def test_a_program_that_cannot_be_started_ends(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the reason: who waits for its events is told."""
+
+    def fail(*arguments: object) -> None:
+        raise MemoryError
+
+    _, backend = api(saying("x"))
+    monkeypatch.setattr(Executor, "run", fail)
+    with pytest.raises(ProgramError, match="could not be started"):
+        completed.run(backend=backend)
