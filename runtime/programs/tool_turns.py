@@ -14,6 +14,7 @@ import msgspec
 from ...constrain.spec import GrammarSpec
 from ..protocol.errors import RequestError
 from ..protocol.program import Gen, MadeCall, Offer
+from ..tokenizer.chat_template import Turn
 from ..tokenizer.tokenizer import Tokenizer
 from ..tools.calls import as_function, constrain_turn, said_of
 from ..tools.forms import PLAIN, CallForm, describe_tools, own_form
@@ -155,23 +156,23 @@ def _place(start: int | None, stop: int, pieces: Pieces, tokenizer: Tokenizer, *
 
 
 def write_results(
-    roles: Sequence[str], suffix: str | None, calls: Sequence[MadeCall], tokenizer: Tokenizer
+    roles: Sequence[str], suffix: str | None, turn: Turn | None, calls: Sequence[MadeCall], tokenizer: Tokenizer
 ) -> tuple[str, list[int]]:
     """Returns the text, with its tokens, that ends calls, shows their results as messages, and begins the next answer.
     For templates without such messages, the results are put into a message of the user.
 
-    roles, suffix   of the messages so far, the last of them the assistant's
+    roles, suffix   of the messages so far, the last of them the assistant's; `turn` is that of the first ones
 
     Raises:
         RequestError: the template refuses the order of roles.
     """
     chat, before = tokenizer.chat, tuple(roles[:-1])
     results = [(call.name, said_of(call)) for call in calls]
-    pieces = chat.after_calls(before, results) if own_form(chat.source) is not None else None
+    pieces = chat.after_calls(before, results, known=turn) if own_form(chat.source) is not None else None
     if pieces is None:
         history = (*before, "assistant")
-        user = chat.role_pieces(history, "user")
-        answer = chat.role_pieces((*history, "user"), "assistant")
+        user = chat.role_pieces(history, "user", known=turn)
+        answer = chat.role_pieces((*history, "user"), "assistant", known=turn)
         text = "\n".join(f"Result of {name}: {result}" for name, result in results)
         pieces = [*chat.split((suffix or "") + user.prefix), text, *chat.split(user.suffix + answer.prefix)]
     return chat.spell(pieces), tokenizer.encode_pieces(pieces)

@@ -17,7 +17,7 @@ from ..tools.calls import READ_AT_ONCE, CallsReading, WrittenCall, said_of
 from ..tools.quotas import Owner
 from ..tools.registry import DEFAULT_TIMEOUT_S, Ticket, ToolCall, ToolRunner
 from ..tools.turns import ToolTurn
-from .costs import ENCODED_PER_WORK, WAITING_CHARS_PER_TOKEN
+from .costs import CHARS_OF_MESSAGE, ENCODED_PER_WORK, WAITING_CHARS_PER_TOKEN
 from .interpreter import Post
 from .machine import Machine, Returned, begin_turn, tell_returned
 from .state import CallId, Frame
@@ -204,8 +204,9 @@ class ToolInstructions:
                 return
             content, num_chars = content_of(frame.branch), sum(len(said_of(call)) for call in made)
             frame.spend(len(made) + num_chars // ENCODED_PER_WORK)
-            write = partial(write_results, tuple(content.roles), content.suffix, made, self._tokenizer)
-            self._append_returned(frame, num_chars, write, tell, template=True, role="tool")
+            write = partial(write_results, tuple(content.roles), content.suffix, content.turn, made, self._tokenizer)
+            history = CHARS_OF_MESSAGE * len(content.roles)
+            self._append_returned(frame, num_chars, write, tell, history=history, template=True, role="tool")
 
         begin_turn(frame, calls, begin, end)
 
@@ -231,10 +232,17 @@ class ToolInstructions:
         return text, self._tokenizer.encode(text)
 
     def _append_returned(
-        self, frame: Frame, num_chars: int, write: Callable[[], Written], tell: Callable[[], None], **how: Any
+        self,
+        frame: Frame,
+        num_chars: int,
+        write: Callable[[], Written],
+        tell: Callable[[], None],
+        *,
+        history: int = 0,
+        **how: Any,
     ) -> None:
         """Appends results of tools, of `num_chars`, as formatted by `write`, then calls `tell`. Long ones are formatted
-        on another thread.
+        on another thread, as are those for which the template renders a long `history`, in characters.
 
         Raises:
             EngineError: the branch has no room for them.
@@ -255,7 +263,7 @@ class ToolInstructions:
             take(written)
             frame.ended()
 
-        if num_chars > LONG_TEXT:
-            self._encodings.begin_writing(frame, num_chars, write, take_later)
+        if num_chars + history > LONG_TEXT:
+            self._encodings.begin_writing(frame, num_chars + history, write, take_later)
         else:
             take(write())

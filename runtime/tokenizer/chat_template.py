@@ -178,8 +178,10 @@ class ChatTemplate:
             text = text[: text.rindex(end)]
         return shield.split(text)
 
-    def role_pieces(self, history: tuple[str, ...], role: str) -> RolePieces:
+    def role_pieces(self, history: tuple[str, ...], role: str, *, known: Turn | None = None) -> RolePieces:
         """Returns the template's text around a new message of `role` after messages of the roles in `history`.
+
+        `known` is the turn of the first messages in `history`, which need not be rendered once more.
 
         The assistant's prefix is the text of a generation prompt. A system message that the template moves into the
         next message has its pieces split at its content.
@@ -189,8 +191,8 @@ class ChatTemplate:
         """
         if len(history) >= MAX_HISTORY:
             raise _too_long()
-        turn = self.start
-        for each in (*history, role):
+        turn = self.start if known is None or known.depth > len(history) else known
+        for each in (*history[turn.depth :], role):
             turn = self.after(turn, each)
         return turn.pieces
 
@@ -223,9 +225,12 @@ class ChatTemplate:
         gaps = self._gaps(tuple(roles), add_generation_prompt=True, tools=shield.hide(list(tools)) or None)
         return None if gaps is None else [shield.split(gap) for gap in gaps]
 
-    def after_calls(self, roles: Sequence[str], results: Sequence[tuple[str, str]]) -> list[str | int] | None:
+    def after_calls(
+        self, roles: Sequence[str], results: Sequence[tuple[str, str]], *, known: Turn | None = None
+    ) -> list[str | int] | None:
         """Returns the template's text from the end of an assistant's calls, after messages of `roles`, to the beginning
-        of its next answer: the results, by the names of the tools, as messages. None if it shows no results.
+        of its next answer: the results, by the names of the tools, as messages. None if it shows no results. `known` is
+        the turn of the assistant's message, if there is one.
         """
         mark, call_id = "\ue0bb", "call00001"
         call = {"name": results[0][0], "arguments": {"value": mark}}
@@ -239,7 +244,7 @@ class ChatTemplate:
             for (name, _), text in zip(results, shown, strict=True)
         ]
         try:
-            suffix = self.role_pieces(tuple(roles), "assistant").suffix
+            suffix = self.role_pieces(tuple(roles), "assistant", known=known and known.before).suffix
             text = self._render({"messages": messages, "tools": None}, add_generation_prompt=True)
         except RequestError:
             return None

@@ -30,6 +30,7 @@ from bough.runtime.protocol.program import (
     Text,
     Use,
 )
+from bough.runtime.tokenizer.chat_template import Turn
 from bough.runtime.tokenizer.tokenizer import LONG_TEXT, Tokenizer
 from bough.runtime.tools.calls import MAX_TURN_CALLS, MAX_TURN_CHARS
 from bough.runtime.tools.forms import PLAIN
@@ -122,6 +123,26 @@ def test_long_results_are_encoded_beside_the_engine(ops: list[Op], monkeypatch: 
     assert [thread is threading.current_thread() for thread in threads] == [False]
     content = content_of(place.executor._states["p"].branches[0])
     assert place.engine.tokenizer.decode(content.tokens[:], skip_special_tokens=False) == heard.done.texts[0]
+    place.close()
+
+
+def test_results_after_many_messages_are_rendered_beside_the_engine_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once for each message before them, where the turns that were rendered are forgotten."""
+    place = ToolPlace(Talkative(1))
+    chat, here, there = place.engine.tokenizer.chat, [0], [0]
+    render = type(chat)._render
+
+    def counted(*arguments: Any, **options: Any) -> str:
+        (here if threading.current_thread() is threading.main_thread() else there)[0] += 1
+        return render(*arguments, **options)
+
+    many = [op for _ in range(40) for role in ("user", "assistant") for op in (RoleBegin(0, role), RoleEnd(0))]
+    place.run([*many, *turn_of(PLAIN.write("talk", {}))[:-1]], keep=True)
+    chat.start = Turn()
+    monkeypatch.setattr(type(chat), "_render", counted)
+    heard = place.run(turn_of("")[-1:], resume=True, keep=True)
+    assert json.loads(heard.texts[0, "a.calls"])[0]["result"] == "x"
+    assert here == [0] and 0 < there[0] < 10
     place.close()
 
 
