@@ -568,7 +568,8 @@ class ModelCalls:
             put(written)
             frame.go_on()
 
-        write = partial(write_tools, before, opening_of(frame.branch), functions, tokenizer)
+        dates = None if content.turn is None else content.turn.dates
+        write = partial(write_tools, before, opening_of(frame.branch), dates, functions, tokenizer)
         if self._encodings is None or num_written <= LONG_TEXT:
             put(write())
             return True

@@ -14,7 +14,7 @@ import msgspec
 from ...constrain.spec import GrammarSpec
 from ..protocol.errors import RequestError
 from ..protocol.program import Gen, MadeCall, Offer
-from ..tokenizer.chat_template import Turn
+from ..tokenizer.chat_template import Dates, Turn
 from ..tokenizer.tokenizer import Tokenizer
 from ..tools.calls import as_function, constrain_turn, said_of
 from ..tools.forms import PLAIN, CallForm, describe_tools, own_form
@@ -88,17 +88,18 @@ def opening_of(branch: Branch) -> str:
 
 
 def write_tools(
-    before: tuple[str, ...], opening: str, functions: Sequence[Function], tokenizer: Tokenizer
+    before: tuple[str, ...], opening: str, dates: Dates | None, functions: Sequence[Function], tokenizer: Tokenizer
 ) -> list[Placed]:
     """Returns the texts that show functions in a chat with this `opening`, whose messages `before` the open one have
-    these roles: at the template's place for tools, or else in the system message.
+    these roles: at the template's place for tools, or else in the system message. `dates` are the chat's, once it has
+    any.
 
     Raises:
         RequestError: the template refuses the order of roles, or leaves no place for the functions.
     """
     if own_form(tokenizer.chat.source) is not None:
-        return _by_template(before, functions, tokenizer)
-    return _in_words(before, opening, describe_tools(functions), tokenizer)
+        return _by_template(before, dates, functions, tokenizer)
+    return _in_words(before, opening, dates, describe_tools(functions), tokenizer)
 
 
 def put_tools(branch: Branch, functions: Sequence[Function], written: Sequence[Placed]) -> None:
@@ -124,9 +125,11 @@ def _key_of(function: Function) -> str:
     return json.dumps(function, sort_keys=True)
 
 
-def _by_template(before: tuple[str, ...], functions: Sequence[Function], tokenizer: Tokenizer) -> list[Placed]:
+def _by_template(
+    before: tuple[str, ...], dates: Dates | None, functions: Sequence[Function], tokenizer: Tokenizer
+) -> list[Placed]:
     chat = tokenizer.chat
-    old, new = chat.around(before), chat.around(before, tools=functions)
+    old, new = chat.around(before, dates=dates), chat.around(before, tools=functions, dates=dates)
     if old is None or new is None:
         raise _no_room()
     return [
@@ -136,15 +139,17 @@ def _by_template(before: tuple[str, ...], functions: Sequence[Function], tokeniz
     ]
 
 
-def _in_words(before: tuple[str, ...], opening: str, text: str, tokenizer: Tokenizer) -> list[Placed]:
+def _in_words(
+    before: tuple[str, ...], opening: str, dates: Dates | None, text: str, tokenizer: Tokenizer
+) -> list[Placed]:
     """Puts a description of the tools at the end of the system message, or into a new one if there is none; for
     templates without system messages, and chats that begin differently, before the user's first text."""
     chat = tokenizer.chat
     if before[:1] == ("system",):
         return [_place(2, 2, ["\n\n" + text], tokenizer)]
     with suppress(RequestError):
-        gaps = chat.around(("system", *before))
-        if gaps is not None and opening == chat.spell((chat.around(before) or [[]])[0]):
+        gaps = chat.around(("system", *before), dates=dates)
+        if gaps is not None and opening == chat.spell((chat.around(before, dates=dates) or [[]])[0]):
             return [_place(None, 1, [*gaps[0], text, *gaps[1]], tokenizer, was=opening)]
     if before[:1] == ("user",):
         return [_place(1, 1, [text + "\n\n"], tokenizer)]

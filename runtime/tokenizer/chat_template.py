@@ -33,7 +33,7 @@ empty line. Role names end in a line break rather than a space, because a space 
 
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "documents"})
 _CACHED_TURNS = 4096
-_MAX_DATE_CHARS = 1000
+_MAX_DATE_CHARS, _MAX_DATE_FORMATS = 1000, 16
 # Exceptions of rendering: a template is a program, so these are all that expressions can raise.
 _RENDER_ERRORS = (
     jinja2.TemplateError,
@@ -58,19 +58,41 @@ class RolePieces(NamedTuple):
 NO_PIECES = RolePieces("", "")
 
 
+class Dates:
+    """The moment that dates a chat, for templates that show it: all messages of a chat show the same."""
+
+    def __init__(self) -> None:
+        self._moment = datetime.now()  # local, as templates expect
+        self._shown: set[str] = set()
+
+    def show(self, pattern: str) -> str:
+        if len(pattern) > _MAX_DATE_CHARS:
+            raise jinja2.TemplateError(f"a date format may have at most {_MAX_DATE_CHARS} characters")
+        if len(self._shown) < _MAX_DATE_FORMATS:
+            self._shown.add(pattern)
+        return self._moment.strftime(pattern)
+
+    @property
+    def current(self) -> bool:
+        """True while a chat that begins now would show the same."""
+        now = datetime.now()
+        return all(now.strftime(pattern) == self._moment.strftime(pattern) for pattern in tuple(self._shown))
+
+
 class Turn:
     """The last of `depth` messages of certain roles, with the template's text around it. A node in a tree of orders.
 
-    It keeps all nodes `before` it alive. The root, of no message, has neither a role nor pieces.
+    It keeps all nodes `before` it alive. The root, of no message, has neither a role nor pieces, but new `dates`.
     """
 
-    __slots__ = ("before", "depth", "following", "pieces", "role")
+    __slots__ = ("before", "dates", "depth", "following", "pieces", "role")
 
     def __init__(self, before: Turn | None = None, role: str = "", pieces: RolePieces = NO_PIECES) -> None:
         self.before = before
         self.role = role
         self.pieces = pieces
         self.depth: int = 0 if before is None else before.depth + 1
+        self.dates: Dates = Dates() if before is None else before.dates
         self.following: dict[str, Turn] = {}
 
     def path(self) -> list[Turn]:
@@ -128,8 +150,15 @@ class ChatTemplate:
             self._template = _environment().compile_bounded(source)
         except jinja2.TemplateError as error:
             raise ModelError(f"the chat template is not valid: {error}") from error
-        self.start = Turn()
+        self._start = Turn()
         self._num_turns = 0
+
+    @property
+    def start(self) -> Turn:
+        """The beginning of a chat that begins now."""
+        if not self._start.dates.current:
+            self._start, self._num_turns = Turn(), 0
+        return self._start
 
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> str:
         """Returns the text of a chat, like `pieces` but with control tokens spelled out."""
@@ -207,14 +236,17 @@ class ChatTemplate:
             if turn.depth >= MAX_HISTORY:
                 raise _too_long()
             path = turn.path()
-            pieces = self._find_pieces(tuple(each.pieces for each in path), (*(each.role for each in path), role))
+            roles = (*(each.role for each in path), role)
+            pieces = self._find_pieces(tuple(each.pieces for each in path), roles, turn.dates)
             found = turn.following[role] = Turn(turn, role, pieces)
             self._num_turns += 1
             if self._num_turns > _CACHED_TURNS:  # those in use are kept by their holders
-                self.start, self._num_turns = Turn(), 0
+                self._start, self._num_turns = Turn(), 0
         return found
 
-    def around(self, roles: Sequence[str], *, tools: Sequence[Mapping[str, Any]] = ()) -> list[list[str | int]] | None:
+    def around(
+        self, roles: Sequence[str], *, tools: Sequence[Mapping[str, Any]] = (), dates: Dates | None = None
+    ) -> list[list[str | int]] | None:
         """Returns the template's text before each message's content, and finally before an answer, as `pieces`; None if
         it does not show all of them in this order. `tools` are shown to the model.
 
@@ -222,7 +254,8 @@ class ChatTemplate:
             RequestError: the template refuses this order of roles.
         """
         shield = Shield(self._control, (tools,))
-        gaps = self._gaps(tuple(roles), add_generation_prompt=True, tools=shield.hide(list(tools)) or None)
+        shown = shield.hide(list(tools)) or None
+        gaps = self._gaps(tuple(roles), dates or self.start.dates, add_generation_prompt=True, tools=shown)
         return None if gaps is None else [shield.split(gap) for gap in gaps]
 
     def after_calls(
@@ -245,7 +278,8 @@ class ChatTemplate:
         ]
         try:
             suffix = self.role_pieces(tuple(roles), "assistant", known=known and known.before).suffix
-            text = self._render({"messages": messages, "tools": None}, add_generation_prompt=True)
+            dates = (known or self.start).dates
+            text = self._render({"messages": messages, "tools": None}, add_generation_prompt=True, dates=dates)
         except RequestError:
             return None
         _, found, rest = text.rpartition(mark)
@@ -255,12 +289,12 @@ class ChatTemplate:
             return None
         return shield.split(rest[start:])
 
-    def _find_pieces(self, before: tuple[RolePieces, ...], roles: tuple[str, ...]) -> RolePieces:
+    def _find_pieces(self, before: tuple[RolePieces, ...], roles: tuple[str, ...], dates: Dates) -> RolePieces:
         """Finds the pieces of the last of `roles`, given those of the messages before it."""
         last = len(roles) - 1
-        gaps = self._gaps(roles)
+        gaps = self._gaps(roles, dates)
         if gaps is None and roles[-1] in ("system", "developer"):  # it may be part of the next message, the user's
-            gaps = self._gaps((*roles, "user"))
+            gaps = self._gaps((*roles, "user"), dates)
             gaps = gaps and [*gaps[: last + 1], ""]
         if gaps is None:
             raise RequestError(
@@ -280,13 +314,13 @@ class ChatTemplate:
         written = before[-1].suffix if before else ""
         prefix = gaps[last].removeprefix(written)
         if roles[-1] == "assistant":
-            prefix = self._generation_prompt(roles[:-1], written, prefix)
+            prefix = self._generation_prompt(roles[:-1], dates, written, prefix)
         return RolePieces(prefix, gaps[last + 1])
 
-    def _generation_prompt(self, history: tuple[str, ...], written: str, shown: str) -> str:
+    def _generation_prompt(self, history: tuple[str, ...], dates: Dates, written: str, shown: str) -> str:
         """Returns the text of a generation prompt after `history`; `shown` is the text before an existing answer."""
         try:
-            gaps = self._gaps(history, add_generation_prompt=True)
+            gaps = self._gaps(history, dates, add_generation_prompt=True)
         except RequestError:
             if history:
                 raise
@@ -299,12 +333,13 @@ class ChatTemplate:
         return shown if not history and shown.endswith(prompt) else prompt
 
     def _gaps(
-        self, roles: tuple[str, ...], *, add_generation_prompt: bool = False, tools: object = None
+        self, roles: tuple[str, ...], dates: Dates, *, add_generation_prompt: bool = False, tools: object = None
     ) -> list[str] | None:
         """Returns the texts around the contents; None if a content is missing, moved or repeated."""
         contents = [f"\ue0bb{index}\ue0bb" for index in range(len(roles))]
         messages = [_normalised({"role": role, "content": text}) for role, text in zip(roles, contents, strict=True)]
-        text = self._render({"messages": messages, "tools": tools}, add_generation_prompt=add_generation_prompt)
+        context = {"messages": messages, "tools": tools}
+        text = self._render(context, add_generation_prompt=add_generation_prompt, dates=dates)
         gaps: list[str] = []
         for content in contents:
             gap, found, text = text.partition(content)
@@ -313,11 +348,12 @@ class ChatTemplate:
             gaps.append(gap)
         return None if "\ue0bb" in text else [*gaps, text]
 
-    def _render(self, context: Mapping[str, Any], *, add_generation_prompt: bool) -> str:
+    def _render(self, context: Mapping[str, Any], *, add_generation_prompt: bool, dates: Dates | None = None) -> str:
         chunks: list[str] = []
         num_chars = 0
         try:
-            variables = {**self._globals, **context, "add_generation_prompt": add_generation_prompt}
+            dated = {"strftime_now": (dates or Dates()).show}
+            variables = {**dated, **self._globals, **context, "add_generation_prompt": add_generation_prompt}
             for chunk in self._template.generate(with_budget(variables, TemplateBudget())):
                 num_chars += len(chunk)
                 if num_chars > MAX_RENDERED_CHARS:
@@ -342,7 +378,6 @@ def _environment() -> BoundedEnvironment:
     )
     environment.bind_filter("tojson", _to_json)
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
     return environment
 
 
@@ -359,12 +394,6 @@ def _to_json(
 
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    if len(pattern) > _MAX_DATE_CHARS:
-        raise jinja2.TemplateError(f"a date format may have at most {_MAX_DATE_CHARS} characters")
-    return datetime.now().strftime(pattern)  # the local date, as templates expect
 
 
 def _checked_kwargs(template_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import threading
 
@@ -305,6 +306,49 @@ def test_a_shield_works_when_every_private_character_is_taken():
     shield = Shield(CONTROL, [text])
     assert "<s>" not in shield.hide(text)
     assert all(isinstance(piece, str) for piece in shield.split(shield.hide(text)))
+
+
+DATED = """{{- '<|system|>Today is ' + strftime_now('%d %b %Y') + '.' -}}
+{%- for message in messages -%}{{- '<|' + message['role'] + '|>' + message['content'] + '<|end|>' -}}{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"""
+
+
+class Clock(datetime.datetime):
+    today = datetime.datetime(2026, 11, 27, 23, 59)
+
+    @classmethod
+    def now(cls, tz=None):
+        return cls.today
+
+
+def test_a_chat_keeps_its_date_and_the_next_has_its_own(monkeypatch):
+    """Else, after midnight, no message could be appended to a chat, and new ones would show a date that is over."""
+    monkeypatch.setattr("bough.runtime.tokenizer.chat_template.datetime", Clock)
+    monkeypatch.setattr(Clock, "today", Clock.today)
+    chat = template(DATED)
+    user = chat.after(chat.start, "user")
+    assert "27 Nov" in user.pieces.prefix
+    Clock.today += datetime.timedelta(seconds=30)
+    assert chat.after(chat.start, "user") is user  # nothing that it shows has changed
+    Clock.today += datetime.timedelta(minutes=1)
+    answer = chat.after(user, "assistant")
+    assert answer.pieces.prefix == "<|assistant|>"
+    assert "27 Nov" in chat.spell(chat.around(("user", "assistant"), dates=answer.dates)[0])
+    assert chat.role_pieces(("user", "assistant"), "user", known=answer).prefix == "<|user|>"
+    later = chat.after(chat.start, "user")
+    assert "28 Nov" in later.pieces.prefix
+    assert "28 Nov" in chat.spell(chat.around(("user",))[0])
+    assert "28 Nov" in chat.render([{"role": "user", "content": "Hi"}])
+    assert chat.after(later, "assistant").pieces.prefix == "<|assistant|>"
+
+
+def test_a_template_without_a_date_keeps_its_turns(monkeypatch):
+    monkeypatch.setattr("bough.runtime.tokenizer.chat_template.datetime", Clock)
+    monkeypatch.setattr(Clock, "today", Clock.today)
+    chat = template(CHATML)
+    user = chat.after(chat.start, "user")
+    Clock.today += datetime.timedelta(days=400)
+    assert chat.after(chat.start, "user") is user
 
 
 def test_role_pieces_of_a_plain_template():

@@ -388,7 +388,7 @@ def test_what_follows_many_messages_is_found_out_beside_the_engine(
         return after(self, turn, role)
 
     monkeypatch.setattr(ChatTemplate, "after", noted)
-    monkeypatch.setattr(place.engine.tokenizer.chat, "start", Turn())
+    monkeypatch.setattr(place.engine.tokenizer.chat, "_start", Turn())
     number = costs.MESSAGES_AT_ONCE + 3
     heard = place.run([*(RoleBegin(0, "user"), RoleEnd(0)) * number, RoleBegin(0, "assistant")], keep=True)
     assert threads == [(depth, depth <= costs.MESSAGES_AT_ONCE) for depth in range(number + 1)]
@@ -409,7 +409,7 @@ def test_a_template_that_refuses_beside_the_engine_ends_its_program_alone(
 
     after = ChatTemplate.after
     monkeypatch.setattr(ChatTemplate, "after", refuse)
-    monkeypatch.setattr(place.engine.tokenizer.chat, "start", Turn())
+    monkeypatch.setattr(place.engine.tokenizer.chat, "_start", Turn())
     error = place.refusal([*(RoleBegin(0, "user"), RoleEnd(0)) * (costs.MESSAGES_AT_ONCE + 2)])
     assert "refused the messages" in error.message
     assert place.run([Text(0, ("x",))], "q").done

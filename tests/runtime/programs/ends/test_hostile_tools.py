@@ -138,7 +138,7 @@ def test_results_after_many_messages_are_rendered_beside_the_engine_once(monkeyp
 
     many = [op for _ in range(40) for role in ("user", "assistant") for op in (RoleBegin(0, role), RoleEnd(0))]
     place.run([*many, *turn_of(PLAIN.write("talk", {}))[:-1]], keep=True)
-    chat.start = Turn()
+    chat._start = Turn()
     monkeypatch.setattr(type(chat), "_render", counted)
     heard = place.run(turn_of("")[-1:], resume=True, keep=True)
     assert json.loads(heard.texts[0, "a.calls"])[0]["result"] == "x"
