@@ -43,18 +43,26 @@ class JsonSchemaFormat(msgspec.Struct):
     strict: bool | None = None
 
 
-class ResponseFormat(msgspec.Struct, omit_defaults=True):
-    """The format of an answer. A structural tag has either `structures` and `triggers`, or a `format`."""
+class ResponseFormat(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """The format of an answer: OpenAI's types, and "json", "regex" and "grammar" as TGI and Fireworks have them.
 
-    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    A structural tag has either `structures` and `triggers`, or a `format`. Other engines have a schema in `schema` or
+    `value`.
+    """
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag", "json", "regex", "grammar"]
     json_schema: JsonSchemaFormat | None = None
     structures: msgspec.Raw | UnsetType = UNSET
     triggers: msgspec.Raw | UnsetType = UNSET
     format: msgspec.Raw | UnsetType = UNSET
+    schema: msgspec.Raw | UnsetType = UNSET
+    value: msgspec.Raw | UnsetType = UNSET
+    pattern: _Grammar | None = None
+    grammar: _Grammar | None = None
 
 
-class StructuredOutputs(msgspec.Struct):
-    """vLLM's form of a constraint: exactly one of the fields."""
+class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
+    """vLLM's form of a constraint, with its options, of which only the defaults are supported."""
 
     json: msgspec.Raw = NO_JSON
     regex: _Grammar | None = None
@@ -62,6 +70,10 @@ class StructuredOutputs(msgspec.Struct):
     grammar: _Grammar | None = None
     json_object: bool | None = None
     structural_tag: msgspec.Raw = NO_JSON
+    disable_fallback: bool | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: str | None = None
 
 
 class GenerationBody(msgspec.Struct, kw_only=True):
@@ -99,6 +111,12 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     guided_regex: _Grammar | None = None
     guided_choice: _Options | None = None
     guided_grammar: _Grammar | None = None
+    guided_json_object: bool | None = None
+    grammar: _Grammar | None = None
+    format: msgspec.Raw = NO_JSON
+    response_schema: msgspec.Raw = NO_JSON
+    output_format: ResponseFormat | None = None
+    structural_tag: msgspec.Raw = NO_JSON
     constraint_policy: Literal["exact", "best_effort"] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
@@ -233,7 +251,7 @@ REFUSED = frozenset({
     "custom_params", "documents", "function_call", "functions", "input_embeds", "input_ids", "kv_transfer_params",
     "logits_processors", "logprob_token_ids", "lora_path", "prompt_embeds", "repetition_detection",
     "return_hidden_states", "return_prompt_text", "return_token_ids", "return_tokens_as_token_ids", "session_id",
-    "session_params", "structural_tag", "suffix", "thinking", "thinking_token_budget", "token_ids_logprob",
+    "session_params", "suffix", "thinking", "thinking_token_budget", "token_ids_logprob",
     "truncate_prompt_tokens", "truncation_side", "use_beam_search", "vllm_xargs", "watermark", "web_search_options",
 })  # fmt: skip
 """Known fields that would change the output and are not supported: anything but an empty value is an error."""

@@ -377,6 +377,76 @@ def test_two_constraints_are_refused_before_either_is_read() -> None:
         to_constraint(to_body(guided_json="no JSON"))
 
 
+STRICT = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "integer"}, "strict": True}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_grammar": 'start: "a"', "structured_outputs": {"grammar": 'start: "a"'}}, "guided_grammar"),
+        ({"ebnf": 'root ::= "a"', "grammar": 'root ::= "a"'}, "ebnf"),
+        ({"regex": "a", "guided_regex": "a", "structured_outputs": {"regex": "a"}}, "guided_regex"),
+        ({"guided_choice": ["a"], "structured_outputs": {"choice": ["a"]}}, "guided_choice"),
+        ({"guided_json": '{"type": "integer"}', "json_schema": {"type": "integer"}}, "guided_json"),
+        ({"response_format": {"type": "json_object"}, "format": "json"}, "response_format"),
+    ],
+)
+def test_one_constraint_may_have_several_spellings(fields: dict[str, Any], param: str) -> None:
+    found = to_constraint(to_body(**fields))
+    assert found.param == param
+    first = next(name for name in fields if name == param)
+    assert to_constraint(to_body(**{first: fields[first]})).grammar == found.grammar
+
+
+def test_the_stricter_layout_of_two_spellings_holds() -> None:
+    found = to_constraint(to_body(response_format=STRICT, guided_json={"type": "integer"}))
+    assert found.grammar == JsonSchema('{"type": "integer"}', property_order="schema")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_json": {"type": "integer"}, "json_schema": {"type": "string"}},
+        {"guided_json": {"type": "object"}, "response_format": STRICT},
+        {"regex": "a", "guided_regex": "b"},
+        {"regex": "a", "grammar": 'root ::= "a"'},
+        {"guided_choice": ["a"], "structured_outputs": {"choice": ["a", "b"]}},
+        {"format": "json", "guided_json": {"type": "integer"}},
+    ],
+)
+def test_two_different_constraints_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ApiError, match="only one constraint"):
+        to_constraint(to_body(**fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema"),
+        ({"response_format": {"type": "json_object", "grammar": "x"}}, "response_format.grammar"),
+        ({"response_format": {"type": "json_object", "strict": True}}, "response_format.strict"),
+        ({"response_format": {"type": "json_object", "schema": {}, "value": {}}}, "response_format.value"),
+        ({"response_format": {"type": "json_object", "schema": "{}"}}, "response_format.schema"),
+        ({"response_format": {"type": "regex", "value": {}}}, "response_format.value"),
+        ({"response_format": {"type": "regex"}}, "response_format.pattern"),
+        ({"response_format": {"type": "grammar"}}, "response_format.grammar"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": None}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"output_format": {"type": "json_schema", "schema": 7}}, "output_format.schema"),
+        ({"format": "yaml"}, "format"),
+        ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
+        ({"structured_outputs": {"regex": "a", "language": "b"}}, "structured_outputs.language"),
+    ],
+)
+def test_what_a_constraint_does_not_have_is_refused(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        to_constraint(to_body(**fields))
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
 def test_arguments_of_calls_count_as_parts_of_the_body() -> None:
     def history(*arguments: str) -> list[Any]:
         calls = [{"id": "c", "function": {"name": "f", "arguments": text}} for text in arguments]
