@@ -81,6 +81,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
 
     model: str
     n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
@@ -216,7 +217,6 @@ class CompletionBody(GenerationBody, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
-    best_of: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -237,24 +237,6 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
     tokens: Annotated[list[int], Meta(max_length=1 << 20)]
     model: str | None = None
     skip_special_tokens: bool = False
-
-
-IGNORED = frozenset({
-    "store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "verbosity",
-    "prediction", "reasoning_effort", "include_reasoning", "length_penalty", "request_id", "rid",
-    "spaces_between_special_tokens", "return_cached_tokens_details", "no_logs",
-})  # fmt: skip
-"""Known fields that do not change the output."""
-
-REFUSED = frozenset({
-    "allowed_token_ids", "audio", "bad_words", "beam_width", "chat_template", "custom_logit_processor",
-    "custom_params", "documents", "function_call", "functions", "input_embeds", "input_ids", "kv_transfer_params",
-    "logits_processors", "logprob_token_ids", "lora_path", "prompt_embeds", "repetition_detection",
-    "return_hidden_states", "return_prompt_text", "return_token_ids", "return_tokens_as_token_ids", "session_id",
-    "session_params", "suffix", "thinking", "thinking_token_budget", "token_ids_logprob",
-    "truncate_prompt_tokens", "truncation_side", "use_beam_search", "vllm_xargs", "watermark", "web_search_options",
-})  # fmt: skip
-"""Known fields that would change the output and are not supported: anything but an empty value is an error."""
 
 
 # Responses

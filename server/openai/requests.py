@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import zip_longest
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,7 +20,8 @@ from ...runtime.tools.forms import CLOSE_TAG, OPEN_TAG, describe_tools, find_for
 from ..errors import ApiError, invalid
 from ..http.connection import MAX_ITEMS, check_parts, decode
 from .constraint import Constraint, after_reasoning, to_constraint
-from .objects import IGNORED, REFUSED, ChatBody, CompletionBody, ContentPart, GenerationBody, Message
+from .fields import is_unknown
+from .objects import ChatBody, CompletionBody, ContentPart, GenerationBody, Message
 from .tools import Toolbox, to_template, to_toolbox
 
 B = TypeVar("B", bound=msgspec.Struct)
@@ -37,7 +37,6 @@ MAX_ECHOED_LOGPROBS = 1 << 19
 
 _SEEDS = (-(2**63), 2**64 - 1)
 _TAIL_TOKENS = 16
-_EMPTY = frozenset({b"null", b"false", b"[]", b"{}", b'""'})
 _FIELDS: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -55,24 +54,13 @@ def decode_openai(data: bytes, kind: type[B], *, strict: bool = False, max_items
         ApiError: as `decode`; or a field that would change the output is not supported; or, with `strict`, not known.
     """
     body = decode(data, kind, max_items=max_items)
-    num_unknown, known = 0, _names_of(kind)
+    num_unknown, known = 0, frozenset(kind.__struct_fields__)
     for name, value in _FIELDS.decode(data).items():
-        if name in known:
-            continue
-        if name in REFUSED:
-            if bytes(value) not in _EMPTY:
-                raise invalid(name, f"{name} is not supported by this server", code="unsupported_parameter")
-        elif strict:
-            raise invalid(name[:64], f"there is no parameter {name[:64]!r}", code="unknown_parameter")
-        else:
+        if name not in known and is_unknown(name, value):
+            if strict:
+                raise invalid(name[:64], f"there is no parameter {name[:64]!r}", code="unknown_parameter")
             num_unknown += 1
     return body, num_unknown
-
-
-@lru_cache(maxsize=8)
-def _names_of(kind: type[msgspec.Struct]) -> frozenset[str]:
-    """The fields that may stand in a body of `kind`."""
-    return IGNORED.union(kind.__struct_fields__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +115,7 @@ class Job(NamedTuple):
 
 def chat_job(body: ChatBody, context: Context) -> Job:
     """Raises ApiError, RequestError: the body cannot be served; `param` names the field."""
-    _check_stream(body)
+    _check_shared(body)
     if body.modalities not in (None, [], ["text"]):
         raise invalid("modalities", "only text is supported", code="unsupported_value")
     if body.top_logprobs is not None and not body.logprobs:
@@ -188,9 +176,7 @@ def completion_job(body: CompletionBody, context: Context, encoded: Sequence[lis
     Raises:
         ApiError, RequestError: the body cannot be served; `param` names the field.
     """
-    _check_stream(body)
-    if body.best_of not in (None, body.n or 1):
-        raise invalid("best_of", "best_of other than n is not supported", code="unsupported_parameter")
+    _check_shared(body)
     max_tokens = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if max_tokens == 0 and not body.echo:
         raise invalid("max_tokens", "max_tokens can be 0 only with echo", code="integer_below_min_value")
@@ -289,7 +275,10 @@ _RESERVED = frozenset({
 })  # fmt: skip
 
 
-def _check_stream(body: GenerationBody) -> None:
+def _check_shared(body: GenerationBody) -> None:
+    """Raises ApiError: fields that both routes have do not go together, or are not supported."""
+    if body.best_of not in (None, body.n or 1):
+        raise invalid("best_of", "best_of other than n is not supported", code="unsupported_parameter")
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "stream_options needs stream to be true")
     if body.prompt_logprobs is not None:
