@@ -23,8 +23,9 @@ _UNLIMITED: Neutral = (-1,)
 
 IGNORED = frozenset({
     # bookkeeping, routing and caches
-    "store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "request_id", "rid",
-    "no_logs", "custom_labels", "routing_key", "routed_dp_rank", "kv_hints", "id_slot", "cache_prompt", "keep_alive",
+    "store", "service_tier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier",
+    "request_id", "rid", "no_logs", "custom_labels", "routing_key", "routed_dp_rank", "kv_hints", "id_slot",
+    "cache_prompt", "keep_alive",
     "prompt_cache_max_len", "prompt_cache_isolation_key", "num_ctx", "n_keep", "n_discard", "stream_interval",
     # speed, and what is told beside the answer
     "prediction", "prompt_lookup_num_tokens", "timings_per_token", "return_progress", "perf_metrics_in_response",
@@ -79,7 +80,7 @@ REFUSED: Mapping[str, Neutral] = {
     "functions": _NONE, "function_call": (None, "none", ""), "parse_tool_calls": _ON, "plugins": _NONE,
     # what an answer has beside the text
     "decoder_input_details": _OFF, "details": _OFF, "echo_last": _ZERO, "kv_transfer_params": _NONE,
-    "logprob_token_ids": _NONE, "n_probs": _ZERO, "post_sampling_probs": _OFF, "raw_output": _OFF,
+    "logprob_token_ids": _NONE, "moderation": _NONE, "n_probs": _ZERO, "post_sampling_probs": _OFF, "raw_output": _OFF,
     "response_fields": _NONE, "return_entropy": _OFF, "return_hidden_states": _NONE, "return_prompt_text": _NONE,
     "return_prompt_token_ids": _OFF, "return_token_ids": _NONE, "return_tokens": _OFF,
     "return_tokens_as_token_ids": _NONE, "token_ids_logprob": _NONE, "top_n_tokens": _ZERO, "vllm_xargs": _NONE,
