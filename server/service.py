@@ -135,7 +135,8 @@ class Service:
         body, size = await self.read(request, ChatBody)
         with self.door.prepared(tenant):
             job = await self.beside(request, partial(chat_job, body, self.context(request, body.cache_salt)), size=size)
-        reply = ChatReply(body, job, self._header("chatcmpl", request), self._shown)
+        scores = await self.run_while_connected(request, self._score(request, job)) if job.scores else []
+        reply = ChatReply(body, job, self._header("chatcmpl", request), self._shown, scores=scores)
         return await self._answer(request, job, reply, stream=body.stream is True)
 
     async def complete(self, request: HttpRequest) -> Response:
@@ -191,7 +192,7 @@ class Service:
             return EventStream(parts, close=parts.aclose, lifecycle=self.lifecycle, grammar_param=param)
         async with outputs:
             await self.run_while_connected(request, _collect(outputs, reply), grammar_param=param)
-        small = sum(map(len, job.echoes)) <= MAX_ECHOED_AT_ONCE
+        small = sum(map(len, job.echoes)) <= MAX_ECHOED_AT_ONCE and not job.shows_tokens
         if small and all(each.sampling.logprobs is None for each in (*job.requests, *job.scores) if each is not None):
             return to_json(reply.result())
         return await self.beside(request, lambda: to_json(reply.result()))

@@ -34,8 +34,8 @@ IGNORED = frozenset({
     "mirostat_tau", "mirostat_eta", "mirostat_lr", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_range",
     "dry_sequence_breakers", "xtc_threshold", "dynatemp_exponent", "smoothing_curve", "adaptive_decay",
     "negative_prompt", "rep_pen_range", "rep_pen_slope",
-    # accepted without a promise: how much is thought or said is the model's to decide
-    "reasoning_effort", "verbosity", "spaces_between_special_tokens",
+    # accepted without a promise: how much is said is the model's to decide
+    "verbosity", "spaces_between_special_tokens",
 })  # fmt: skip
 """Fields that do not change the output, at any value."""
 
@@ -63,18 +63,19 @@ REFUSED: Mapping[str, Neutral] = {
     "repetition_detection": _NONE,
     # the model, and its reasoning
     "adapter": _NONE, "adapter_id": _NONE, "lora": _NONE, "lora_adapters": _NONE, "lora_path": _NONE,
-    "lora_request": _NONE, "models": _NONE, "prompt_mode": _NONE, "reasoning": _NONE, "reasoning_budget": _UNLIMITED,
+    "lora_request": _NONE, "models": _NONE, "prompt_mode": _NONE, "reasoning": _NONE,
+    "reasoning_effort": (None,    "none"), "reasoning_budget": _UNLIMITED,
     "reasoning_budget_tokens": _UNLIMITED, "reasoning_format": (None, "auto"), "max_thinking_tokens": _UNLIMITED,
     "thinking_token_budget": _UNLIMITED, "thinking": _NONE, "think": (), "thinking_forced_open": _OFF,
     "include_reasoning": _ON, "separate_reasoning": _ON, "stream_reasoning": _ON,
     # the prompt
-    "audio": _NONE, "add_bos_token": (), "add_special_tokens": (), "chat_template": _NONE, "conversation": _NONE,
+    "audio": _NONE, "add_bos_token": (), "chat_template": _NONE, "conversation": _NONE,
     "documents": _NONE, "guideline": _NONE, "images": _NONE, "input": _NONE, "input_embeds": _NONE, "input_ids": _NONE,
     "instructions": _NONE, "mm_processor_kwargs": _NONE, "options": _NONE, "previous_response_id": _NONE,
     "prompt_embeds": _NONE, "prompt_truncate_len": (), "response_prefix": _NONE, "safe_prompt": _OFF,
     "safety_model": _NONE, "session_id": _NONE, "session_params": _NONE, "suffix": _NONE, "system": _NONE,
-    "tool_prompt": _NONE, "transforms": _NONE, "truncate": _NONE, "truncate_prompt_tokens": (),
-    "truncation_length": _ZERO, "truncation_side": (None, "left"), "web_search_options": _NONE,
+    "tool_prompt": _NONE, "transforms": _NONE, "truncate": _NONE,
+    "truncation_length": _ZERO, "web_search_options": _NONE,
     "context_length_exceeded_behavior": (None, "error"),
     # tools
     "functions": _NONE, "function_call": (None, "none", ""), "parse_tool_calls": _ON, "plugins": _NONE,
@@ -82,7 +83,7 @@ REFUSED: Mapping[str, Neutral] = {
     "decoder_input_details": _OFF, "details": _OFF, "echo_last": _ZERO, "kv_transfer_params": _NONE,
     "logprob_token_ids": _NONE, "moderation": _NONE, "n_probs": _ZERO, "post_sampling_probs": _OFF, "raw_output": _OFF,
     "response_fields": _NONE, "return_entropy": _OFF, "return_hidden_states": _NONE, "return_prompt_text": _NONE,
-    "return_prompt_token_ids": _OFF, "return_token_ids": _NONE, "return_tokens": _OFF,
+    "return_prompt_token_ids": _OFF, "return_tokens": _OFF,
     "return_tokens_as_token_ids": _NONE, "token_ids_logprob": _NONE, "top_n_tokens": _ZERO, "vllm_xargs": _NONE,
     # fields of the other route
     "add_generation_prompt": (), "chat_template_kwargs": _NONE, "continue_final_message": _OFF, "echo": _OFF,

@@ -8,9 +8,14 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from ...constrain.spec import MAX_OPTIONS
-from ...runtime.protocol.sampling_params import MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_TOKEN_IDS
+from ...runtime.protocol.sampling_params import (
+    MAX_LOGPROBS,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
 
-MAX_N = 16
+MAX_N = 64
 
 MAX_GRAMMAR_CHARS = 1 << 18
 """Characters of a grammar or pattern."""
@@ -91,7 +96,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=10.0)] | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]] | None = None
     seed: int | None = None
-    stop: _StopString | Annotated[list[_StopString], Meta(max_length=4)] | None = None
+    stop: _StopString | Annotated[list[_StopString], Meta(max_length=MAX_STOP_STRINGS)] | None = None
     stop_regex: _StopString | None = None
     stop_token_ids: Annotated[list[int], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
@@ -101,6 +106,10 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     no_stop_trim: bool | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    return_token_ids: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    add_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
@@ -145,12 +154,13 @@ class ToolCallInput(msgspec.Struct):
 
 
 class Message(msgspec.Struct):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: _Text | Annotated[list[ContentPart], Meta(max_length=2048)] | None = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCallInput], Meta(max_length=128)] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
+    function_call: CalledFunction | None = None
 
 
 class FunctionDefinition(msgspec.Struct):
@@ -190,12 +200,14 @@ class ToolChoice(msgspec.Struct):
 _Messages = Annotated[list[Message], Meta(min_length=1, max_length=2048)]
 _Tools = Annotated[list[Tool], Meta(max_length=128)]
 _TemplateArguments = Annotated[dict[str, Any], Meta(max_length=32)]
+_Documents = Annotated[list[dict[str, _Text]], Meta(max_length=1024)]
 
 
 class ChatBody(GenerationBody, kw_only=True):
     """The body of /v1/chat/completions."""
 
     messages: _Messages
+    stop: _StopString | Annotated[list[_StopString], Meta(max_length=4)] | None = None
     max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
@@ -203,10 +215,14 @@ class ChatBody(GenerationBody, kw_only=True):
     tools: _Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    functions: Annotated[list[FunctionDefinition], Meta(max_length=128)] | None = None
+    function_call: Literal["none", "auto"] | NamedFunction | None = None
     modalities: list[str] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: _TemplateArguments | None = None
+    documents: _Documents | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     reasoning_end: Annotated[str, Meta(max_length=64)] | None = None
 
 
@@ -214,6 +230,7 @@ class CompletionBody(GenerationBody, kw_only=True):
     """The body of /v1/completions. `prompt` is one text, texts, token ids, or lists of token ids."""
 
     prompt: str | list[int | str | list[int]]
+    suffix: _Text | None = None
     max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
@@ -307,11 +324,26 @@ class ToolCall(msgspec.Struct, kw_only=True):
 
 
 class AnswerMessage(msgspec.Struct):
+    """An answer; `function_call` is there for clients that do not know tools."""
+
     content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
     tool_calls: list[ToolCall] | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    function_call: FunctionOutput | UnsetType = UNSET
+
+
+class PromptLogprob(msgspec.Struct, gc=False):
+    """Of a token of the prompt, or an alternative to it: `rank` 1 is the likeliest, null is beyond the alternatives."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
+"""For each token of a prompt, vLLM's form: itself and its alternatives, by id; null for the first."""
 
 
 class ChatChoice(msgspec.Struct):
@@ -319,6 +351,7 @@ class ChatChoice(msgspec.Struct):
     message: AnswerMessage
     logprobs: ChoiceLogprobs | None
     finish_reason: str
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct):
@@ -329,6 +362,8 @@ class ChatCompletion(msgspec.Struct):
     usage: Usage
     object: Literal["chat.completion"] = "chat.completion"
     constraint: ConstraintReport | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class Delta(msgspec.Struct, kw_only=True):
@@ -336,6 +371,7 @@ class Delta(msgspec.Struct, kw_only=True):
     content: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    function_call: FunctionOutput | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct):
@@ -343,6 +379,7 @@ class ChunkChoice(msgspec.Struct):
     delta: Delta
     logprobs: ChoiceLogprobs | None = None
     finish_reason: str | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct):
@@ -353,6 +390,7 @@ class ChatChunk(msgspec.Struct):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     usage: Usage | UnsetType = UNSET
     constraint: ConstraintReport | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class CompletionLogprobs(msgspec.Struct, gc=False):
@@ -369,6 +407,9 @@ class CompletionChoice(msgspec.Struct):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct):

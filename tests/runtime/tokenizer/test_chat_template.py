@@ -172,6 +172,16 @@ def test_a_template_that_is_not_jinja_is_a_model_error():
             ChatTemplate(source)
 
 
+def test_documents_reach_the_template_as_plain_text():
+    template = ChatTemplate(
+        "{% for d in documents %}{{ d.title }}: {{ d.text }}\n{% endfor %}{{ messages[0].content }}",
+        control=ControlTokens({"<|x|>": 7}),
+    )
+    documents = [{"title": "t", "text": "a <|x|>"}, {"title": "u", "text": "b"}]
+    assert template.pieces([{"role": "user", "content": "q"}], documents=documents) == ["t: a <|x|>\nu: b\nq"]
+    assert template.pieces([{"role": "user", "content": "q"}]) == ["q"]
+
+
 def test_template_kwargs_reach_the_template_and_cannot_replace_its_own_variables():
     chat = template("{{ 'on' if enable_thinking else 'off' }}")
     assert chat.render(HI, template_kwargs={"enable_thinking": True}) == "on"

@@ -192,12 +192,22 @@ def test_other_constraints_and_tools_are_refused(start: Start, compiler: Grammar
 def test_a_constraint_begins_after_the_reasoning(start: Start, compiler: GrammarCompiler) -> None:
     server = serve(start, compiler, '<think>\nIs it {"oak"}?</think>\n\n{"kind": "oak"}', template=THINKING)
     form = {"type": "json_schema", "json_schema": {"name": "p", "schema": PLANT, "strict": True}}
-    message = create(server, response_format=form).choices[0].message
+    answer = create(server, response_format=form)
+    message = answer.choices[0].message
     assert message.reasoning_content == 'Is it {"oak"}?'
+    thought = len('<think>\nIs it {"oak"}?</think>')
+    assert answer.usage.completion_tokens_details.reasoning_tokens == thought
     assert json.loads(message.content) == {"kind": "oak"}
     chunks = [chunk.choices[0].delta for chunk in create(server, response_format=form, stream=True)]
     assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in chunks) == 'Is it {"oak"}?'
     assert json.loads("".join(delta.content or "" for delta in chunks)) == {"kind": "oak"}
+
+
+def test_free_answers_count_their_reasoning_too(start: Start, compiler: GrammarCompiler) -> None:
+    server = serve(start, compiler, "<think>Hm.</think>\n\na", template=THINKING)
+    answer = create(server, n=2)
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 2 * len("<think>Hm.</think>")
+    assert create(serve(start, compiler, "a", template=THINKING)).usage.completion_tokens_details.reasoning_tokens == 0
 
 
 def test_reasoning_before_a_call(start: Start, compiler: GrammarCompiler) -> None:

@@ -106,12 +106,13 @@ SHARED: dict[str, Any] = {
     "functions": [TOOL["function"]], "moderation": {"model": "x"}, "logit_bias": {"65": 5}, "logprobs": 1,
     "max_completion_tokens": 3, "max_tokens": 3, "messages": HI,
     "modalities": ["audio"], "n": 2, "parallel_tool_calls": False, "presence_penalty": 0.5, "prompt": "other",
+    "reasoning_effort": "low",
     "response_format": {"type": "json_object"}, "seed": 7, "stop": ["x"], "stream": True,
     "stream_options": {"include_usage": True}, "suffix": "x", "temperature": 0.5, "tool_choice": "required",
     "tools": [TOOL], "top_logprobs": 2, "top_p": 0.5, "web_search_options": {"search_context_size": "low"},
     "audio": {"format": "wav", "voice": "alloy"},
     # vLLM
-    "add_generation_prompt": False, "add_special_tokens": "other", "allowed_token_ids": [65], "bad_words": ["a"],
+    "add_generation_prompt": False, "add_special_tokens": False, "allowed_token_ids": [65], "bad_words": ["a"],
     "cache_salt": "s", "chat_template": "x", "chat_template_kwargs": {"a": 1}, "continue_final_message": True,
     "documents": [{"title": "t", "text": "x"}], "guided_choice": ["a"], "guided_grammar": GRAMMAR,
     "guided_json": SCHEMA, "guided_regex": "a", "guided_whitespace_pattern": " ", "ignore_eos": True,
@@ -152,7 +153,11 @@ SHARED: dict[str, Any] = {
     "constraint_policy": "best_effort", "reasoning_end": "</r>", "token_healing": True,
 }  # fmt: skip
 
-CHAT_VALUES: dict[str, Any] = {"logprobs": True, "messages": [{"role": "user", "content": "other"}]}
+CHAT_VALUES: dict[str, Any] = {
+    "add_special_tokens": True,
+    "logprobs": True,
+    "messages": [{"role": "user", "content": "other"}],
+}
 """Values of fields that chats have in a form of their own."""
 
 COMPANIONS: dict[str, dict[str, Any]] = {
@@ -172,27 +177,32 @@ COMPANIONS: dict[str, dict[str, Any]] = {
 
 NEVER = frozenset({
     "user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
-    "safety_identifier", "verbosity", "reasoning_effort", "prediction", "request_id", "rid", "id_slot",
+    "safety_identifier", "verbosity", "prediction", "request_id", "rid", "id_slot",
     "cache_prompt", "timings_per_token",
     "return_progress", "return_cached_tokens_details", "spaces_between_special_tokens", "stream_interval", "keep_alive",
     "no_logs", "mirostat_tau", "mirostat_eta", "dry_base", "dry_allowed_length", "xtc_threshold", "dynatemp_exponent",
 })  # fmt: skip
 """Fields that cannot change an answer."""
 
-SAID = {"metadata": {"a": "b"}, "reasoning_effort": "low", "prediction": {"type": "content", "content": "x"}}
+SAID = {"metadata": {"a": "b"}, "prediction": {"type": "content", "content": "x"}}
 
 
 class OpenTokenizer(ByteTokenizer):
-    """Writes into the prompt of a chat whatever the template was given."""
+    """Writes into the prompt of a chat whatever the template was given; other prompts have a token before them."""
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         return self.encode(json.dumps([messages, options]))
+
+    def encode_prompt(self, text: str, *, special: bool = False) -> list[int]:
+        return [1, *self.encode(text)]
 
 
 @pytest.fixture(scope="module")
 def opened() -> Iterator[Running]:
     config = ServerConfig(port=0, served_model_name="m", request_log=False)
-    with running(FakeClient(tokenizer=OpenTokenizer(template="tools <tool_call> arguments")), config) as server:
+    with running(
+        FakeClient(tokenizer=OpenTokenizer(template="tools <tool_call> arguments documents reasoning_effort")), config
+    ) as server:
         yield server
 
 
