@@ -32,6 +32,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     checked       JSON pointers of keywords that are checked on the finished value; empty where the text was cut, so
                   that there is no value and nothing was checked
     narrowed      JSON pointers of subschemas of which rare values are left out: their combinations are too many
+    closed        JSON pointers of object schemas of which keys that they do not name are left out
     violations    what the check found, where a value that fails is returned all the same ("best_effort")
     """
 
@@ -39,4 +40,5 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     enforced: tuple[str, ...] = ()
     checked: tuple[str, ...] = ()
     narrowed: tuple[str, ...] = ()
+    closed: tuple[str, ...] = ()
     violations: tuple[Violation, ...] = ()

@@ -16,7 +16,7 @@ from ..receipt import Receipt
 from ..regex.automaton import Conjunction
 from ..regex.terminal import escaped
 from ..spec import JsonSchema
-from .document import Document
+from .document import Document, pointer_of
 from .emit import emit, unseen_places
 from .open.expand import Expander
 from .open.graph import Graph, shortest_text
@@ -34,7 +34,7 @@ def lower_schema(spec: JsonSchema) -> Lowered:
         GrammarTooComplexError: it passes a limit.
     """
     document = Document(parse_schema(spec.schema))
-    subschemas = Subschemas(document, spec.policy)
+    subschemas = Subschemas(document, spec.policy, closes=spec.unnamed == "omit")
     expander = Expander(subschemas)
     graph = Graph(expander, frozenset({subschemas.literal("#", ())}))
     if graph.cost(graph.root) == math.inf:
@@ -47,8 +47,13 @@ def lower_schema(spec: JsonSchema) -> Lowered:
         subschemas.check(literal, keyword)
     source = emit(graph, spec.property_order)
     enforced, checked = tuple(sorted(subschemas.enforced)), tuple(sorted(subschemas.checked))
-    narrowed = tuple(sorted(subschemas.narrowed))
-    receipt = Receipt(mode=spec.policy, enforced=enforced, checked=checked, narrowed=narrowed)
+    receipt = Receipt(
+        mode=spec.policy,
+        enforced=enforced,
+        checked=checked,
+        narrowed=tuple(sorted(subschemas.narrowed)),
+        closed=tuple(sorted(_closed_places(graph))),
+    )
     return Lowered(
         LLMatcher.grammar_from_lark(source),
         json=True,
@@ -59,6 +64,13 @@ def lower_schema(spec: JsonSchema) -> Lowered:
         distinct=distinct,
         table=regular_table(source) if distinct is None else None,
     )
+
+
+def _closed_places(graph: Graph) -> set[str]:
+    """JSON pointers of the object schemas of which keys that they do not name are left out."""
+    place = graph.expander.subschemas.place
+    plans = (plan for values in graph.values.values() for plan in values.objects)
+    return {pointer_of(place(literal)[0]) for plan in plans for literal, _ in plan.closed}
 
 
 MAX_PATTERN = 8_192

@@ -115,7 +115,7 @@ def _in_form(body: GenerationBody, toolbox: Toolbox, form: CallForm, own: Constr
 def _arguments(body: GenerationBody, function: FunctionDefinition) -> JsonSchema:
     """The schema of a call's arguments. `strict` promises to enforce all of it, or to say why that is not possible."""
     policy = body.constraint_policy or ("exact" if function.strict else "best_effort")
-    return JsonSchema(arguments_schema(function), property_order="schema", policy=policy)
+    return _schema_under(body, _in_order(arguments_schema(function)), policy)
 
 
 def _asked(body: GenerationBody) -> Iterator[_Asked]:
@@ -200,19 +200,27 @@ def _in_order(schema: str) -> JsonSchema:
 
 
 def _under(body: GenerationBody, grammar: GrammarSpec) -> GrammarSpec:
-    """`grammar` under the policy that the body asks for."""
-    policy = body.constraint_policy
-    if policy is None or not isinstance(grammar, JsonSchema | Structural):
-        return grammar
+    """`grammar` under the policies that the body asks for."""
     if isinstance(grammar, JsonSchema):
-        return msgspec.structs.replace(grammar, policy=policy)
+        return _schema_under(body, grammar, body.constraint_policy)
+    if not isinstance(grammar, Structural):
+        return grammar
     tags = tuple(
-        msgspec.structs.replace(tag, content=msgspec.structs.replace(tag.content, policy=policy))
+        msgspec.structs.replace(tag, content=_schema_under(body, tag.content, body.constraint_policy))
         if isinstance(tag.content, JsonSchema)
         else tag
         for tag in grammar.tags
     )
     return msgspec.structs.replace(grammar, tags=tags)
+
+
+def _schema_under(
+    body: GenerationBody, schema: JsonSchema, policy: Literal["exact", "best_effort"] | None
+) -> JsonSchema:
+    """`schema` under a policy, if there is one. Keys that it does not name are left out, unless the body wants them: a
+    small model that has begun one may never come to an end."""
+    omits = body.unnamed_properties != "allow" and '"properties"' in schema.schema
+    return msgspec.structs.replace(schema, policy=policy or schema.policy, unnamed="omit" if omits else schema.unnamed)
 
 
 _MEMBERS = {

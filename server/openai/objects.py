@@ -128,6 +128,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     output_format: ResponseFormat | None = None
     structural_tag: msgspec.Raw = NO_JSON
     constraint_policy: Literal["exact", "best_effort"] | None = None
+    unnamed_properties: Literal["omit", "allow"] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     metadata: Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)] | None = None
@@ -278,7 +279,8 @@ class ChoiceViolation(msgspec.Struct):
 class ConstraintReport(msgspec.Struct):
     """The receipt of a constraint: keywords that were enforced, and places in the schema that were checked at the end.
 
-    `narrowed`, if present, lists places some of whose rare values were left out. `violations`, in mode "best_effort",
+    `narrowed`, if present, lists places some of whose rare values were left out, and `closed` objects that got no keys
+    but those that the schema names. `violations`, in mode "best_effort",
     is what the check found.
     """
 
@@ -287,6 +289,7 @@ class ConstraintReport(msgspec.Struct):
     checked: list[str]
     violations: list[ChoiceViolation] | UnsetType = UNSET
     narrowed: list[str] | UnsetType = UNSET
+    closed: list[str] | UnsetType = UNSET
 
 
 class TopLogprob(msgspec.Struct, gc=False):

@@ -127,7 +127,8 @@ class ConstraintCount:
 def _report(receipt: Receipt, violations: list[ChoiceViolation]) -> ConstraintReport:
     shown = violations if receipt.mode == "best_effort" else UNSET
     narrowed = list(receipt.narrowed) or UNSET
-    return ConstraintReport(receipt.mode, list(receipt.enforced), list(receipt.checked), shown, narrowed)
+    closed = list(receipt.closed) or UNSET
+    return ConstraintReport(receipt.mode, list(receipt.enforced), list(receipt.checked), shown, narrowed, closed)
 
 
 # Log-probabilities in OpenAI's two forms: of chats, and of completions

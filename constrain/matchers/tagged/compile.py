@@ -435,6 +435,7 @@ def _receipt(parts: Iterable[Lowered | None]) -> Receipt | None:
         enforced=tuple(sorted(enforced - {pointer.rpartition("/")[2] for pointer in later})),
         checked=tuple(sorted(later.union(*(receipt.checked for receipt in receipts)))),
         narrowed=tuple(sorted({pointer for receipt in receipts for pointer in receipt.narrowed})),
+        closed=tuple(sorted({pointer for receipt in receipts for pointer in receipt.closed})),
     )
 
 

@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from bough.constrain import GrammarCompiler, Vocabulary
+from bough.constrain.receipt import Receipt
 from bough.constrain.spec import JsonSchema, Structural
 from bough.runtime.protocol.request import Request
 from bough.runtime.tools.forms import HERMES, MISTRAL, MISTRAL_ARGS, CallForm, find_form
@@ -24,7 +25,7 @@ from bough.server.openai.constraint import to_constraint
 from bough.server.openai.objects import ChatBody
 from bough.server.openai.replies import ReasoningReader, TextReader, Thought
 from bough.server.openai.requests import decode_openai, to_messages
-from bough.server.openai.tools import Toolbox
+from bough.server.openai.tools import Toolbox, to_toolbox
 
 from ..conftest import Running, Start
 from ..fake_client import EOS, ByteTokenizer, FakeClient, Script
@@ -427,6 +428,38 @@ def test_the_stricter_layout_of_two_spellings_holds() -> None:
 def test_two_different_constraints_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ApiError, match="only one constraint"):
         to_constraint(to_body(**fields))
+
+
+OPEN = {"type": "object", "properties": {"a": {"type": "integer"}}}
+OPEN_TOOL = {"type": "function", "function": {"name": "f", "parameters": OPEN}}
+
+
+@pytest.mark.parametrize("unnamed", [None, "omit", "allow"])
+def test_keys_that_a_schema_does_not_name_are_left_out_unless_they_are_wanted(unnamed: str | None) -> None:
+    expected = "allow" if unnamed == "allow" else "omit"
+
+    def schemas(**fields: Any) -> set[str]:
+        body = to_body(unnamed_properties=unnamed, **fields)
+        toolbox = to_toolbox(body)._replace(form=HERMES) if body.tools else Toolbox()
+        grammar = to_constraint(body, toolbox).grammar
+        found = [tag.content for tag in grammar.tags] if isinstance(grammar, Structural) else [grammar]
+        return {schema.unnamed for schema in found if isinstance(schema, JsonSchema)}
+
+    tag = {
+        "format": {"type": "tag", "begin": "<a>", "content": {"type": "json_schema", "json_schema": OPEN}, "end": "<"}
+    }
+    assert schemas(guided_json=OPEN) == {expected}
+    assert schemas(structural_tag=tag) == {expected}
+    assert schemas(tools=[OPEN_TOOL]) == {expected}
+    assert schemas(tools=[OPEN_TOOL], guided_json=OPEN) == {expected}
+    assert schemas(tools=[OPEN_TOOL], tool_choice="required") == {expected}
+    assert schemas(guided_json={"type": "object"}) == {"allow"}
+
+
+def test_an_answer_tells_which_objects_were_closed(start: Start) -> None:
+    receipt = Receipt(mode="exact", enforced=("properties",), closed=("", "/properties/a"))
+    answer = create(start(FakeClient(lambda _: Script(receipt=receipt))), extra_body={"guided_json": OPEN})
+    assert answer.constraint["closed"] == ["", "/properties/a"]
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ SHARED: dict[str, Any] = {
     "random_seed": 7, "raw_output": True, "reasoning": {"effort": "high"}, "response_schema": SCHEMA,
     "safe_prompt": True, "safety_model": "x", "transforms": ["x"],
     # bough
-    "constraint_policy": "best_effort", "reasoning_end": "</r>", "token_healing": True,
+    "constraint_policy": "best_effort", "reasoning_end": "</r>", "token_healing": True, "unnamed_properties": "allow",
 }  # fmt: skip
 
 CHAT_VALUES: dict[str, Any] = {
@@ -169,6 +169,7 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "constraint_policy": {"guided_json": SCHEMA},
     "reasoning_end": {"guided_json": SCHEMA},
     "truncation_side": {"truncate_prompt_tokens": 1},
+    "unnamed_properties": {"guided_json": {"properties": {}}},
     "token_healing": {"continue_final_message": True},
     "best_of": {"n": 2},
     "no_stop_trim": {"stop": "x"},
