@@ -157,6 +157,7 @@ def _chat_job(body: ChatBody, context: Context) -> Job:
     if toolbox.mode != "none" and "tools" in template:
         toolbox = toolbox._replace(form=find_form(template))
     constraint = to_constraint(body, toolbox)
+    _check_min_tokens(body, constraint)
     max_tokens = body.max_tokens if body.max_tokens is not None else body.max_completion_tokens
     prompt = tuple(encode_chat(body, toolbox, context.tokenizer, max_tokens=context.max_tokens))
     prompt = _truncated(prompt, body, context, max_tokens)
@@ -226,6 +227,7 @@ def completion_job(body: CompletionBody, context: Context, encoded: Sequence[lis
         if body.echo and getattr(body, name):
             raise invalid(name, f"{name} cannot be combined with echo: the prompt is not the text that was sent")
     constraint = to_constraint(body)
+    _check_min_tokens(body, constraint)
     asked = body.max_tokens
     whole = tuple(map(tuple, encoded or _all_prompts(body, context)))
     prompts = tuple(_truncated(prompt, body, context, asked) for prompt in whole)
@@ -392,6 +394,13 @@ def _check_shared(body: GenerationBody) -> None:
         raise invalid("prompt_logprobs", "prompt_logprobs cannot be combined with token_healing: tokens change")
     if body.truncation_side is not None and body.truncate_prompt_tokens is None:
         raise invalid("truncation_side", "truncation_side needs truncate_prompt_tokens")
+
+
+def _check_min_tokens(body: GenerationBody, constraint: Constraint) -> None:
+    """Raises ApiError: a constraint says where an answer may end, however short it is then."""
+    if body.min_tokens and constraint.grammar is not None:
+        field = constraint.param.partition(".")[0]
+        raise invalid("min_tokens", f"min_tokens cannot be combined with {field}, which says where the answer may end")
 
 
 def _check_length(length: int, wanted: int | None, context: Context, *, prompt_name: str, limit_name: str) -> None:

@@ -463,6 +463,18 @@ def test_an_answer_tells_which_objects_were_closed(start: Start) -> None:
 
 
 @pytest.mark.parametrize(
+    "fields", [{"guided_regex": "a*"}, {"tools": TOOLS}, {"response_format": {"type": "json_object"}}]
+)
+def test_a_least_number_of_tokens_does_not_go_with_a_constraint(start: Start, fields: Any) -> None:
+    server = start(FakeClient(tokenizer=ByteTokenizer(template=TEMPLATE)))
+    with pytest.raises(openai.BadRequestError, match=next(iter(fields))) as caught:
+        create(server, extra_body={"min_tokens": 2, **fields})
+    assert caught.value.param == "min_tokens"
+    create(server, extra_body={"min_tokens": 0, **fields})
+    create(server, extra_body={"min_tokens": 2, "tools": TOOLS, "tool_choice": "none"})
+
+
+@pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema"),
