@@ -34,6 +34,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                   Empty where the text was cut, so that there is no value and nothing was checked
     narrowed      JSON pointers of subschemas of which rare values are left out: their combinations are too many. The
                   root ("") stands for too many of them
+    closed        JSON pointers of object schemas of which keys that they do not name are left out; the root ("") also
+                  where they are too many to list
     violations    what the check found, where a value that fails is returned all the same ("best_effort")
     """
 
@@ -41,12 +43,13 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     enforced: tuple[str, ...] = ()
     checked: tuple[str, ...] = ()
     narrowed: tuple[str, ...] = ()
+    closed: tuple[str, ...] = ()
     violations: tuple[Violation, ...] = ()
 
     @property
     def num_bytes(self) -> int:
         """About what its lists hold."""
-        return sum(map(getsizeof, (*self.checked, *self.narrowed)))
+        return sum(map(getsizeof, (*self.checked, *self.narrowed, *self.closed)))
 
 
 MAX_POINTERS = 1_000

@@ -22,11 +22,15 @@ class JsonSchema(msgspec.Struct, frozen=True, tag="json_schema", forbid_unknown_
     policy            "exact": conditions that no mask can enforce, but nearly all values satisfy, are checked on the
                       finished value; others are refused by name. "best_effort": no valid schema is refused; what
                       cannot be enforced is checked, and a value that fails is returned with its violations
+    unnamed           "allow": an object has any keys that the schema allows. "omit": one whose schema has `properties`
+                      gets no others, unless `additionalProperties`, `patternProperties` or `unevaluatedProperties`
+                      say what they are, or it needs them
     """
 
     schema: str
     property_order: Literal["any", "schema"] = "any"
     policy: Literal["exact", "best_effort"] = "exact"
+    unnamed: Literal["allow", "omit"] = "allow"
 
 
 class Regex(msgspec.Struct, frozen=True, tag="regex", forbid_unknown_fields=True):

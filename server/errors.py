@@ -169,6 +169,7 @@ def from_error_info(
 _MAX_LOCATION = 1_000
 """Characters at the end of a message that are searched for the path, which comes last."""
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _BOUND = re.compile(r"Expected `(?P<kind>\w+)`(?P<length> of length)? (?P<relation>[<>]=?) ")
 _NOUNS = {"int": "integer", "float": "decimal", "str": "string", "array": "array", "object": "object"}
 
@@ -186,6 +187,9 @@ def from_decode_error(error: msgspec.DecodeError | UnicodeDecodeError | Recursio
     if missing := _MISSING.fullmatch(what):
         param = f"{param}.{missing[1]}" if param else missing[1]
         return ApiError(400, "missing_required_parameter", f"Missing required parameter: {param}", param=param)
+    if unknown := _UNKNOWN.fullmatch(what):
+        param = f"{param}.{unknown[1]}" if param else unknown[1]
+        return ApiError(400, "unknown_parameter", f"There is no parameter {cut(param)}", param=param)
     if what.startswith("Number out of range"):
         return ApiError(400, "invalid_json", f"{param}: the number is out of range.", param=param or None)
     code = _code_of(what)

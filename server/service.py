@@ -34,12 +34,11 @@ from .http.connection import (
 from .http.dialect import Dialect, dialect_of
 from .http.door import Door, Party
 from .metrics import ServerMetrics
+from .openai.fields import OPENAI_FIELDS, FieldNames
 from .openai.objects import ChatBody, CompletionBody
 from .openai.replies import ChatReply, CompletionReply, Header, Reply, Scores, ShownTokens
 from .openai.requests import (
-    OPENAI_FIELDS,
     Context,
-    FieldNames,
     Job,
     chat_job,
     completion_job,
@@ -148,7 +147,8 @@ class Service:
         body, size = await self.read(request, ChatBody)
         with self.door.prepared(tenant):
             job = await self.beside(request, partial(chat_job, body, self.context(request, body.cache_salt)), size=size)
-        reply = ChatReply(body, job, self._header("chatcmpl", request), self.shown)
+        scores = await self.run_while_connected(request, self._score(request, job)) if job.scores else []
+        reply = ChatReply(body, job, self._header("chatcmpl", request), self.shown, scores=scores)
         return await self.answer(request, job, reply, stream=body.stream is True)
 
     async def complete(self, request: HttpRequest) -> Response:
@@ -215,7 +215,7 @@ class Service:
             return EventStream(parts, close=parts.aclose, lifecycle=self.lifecycle, grammar_param=param)
         async with outputs:
             await self.run_while_connected(request, _collect(outputs, reply), grammar_param=param)
-        small = sum(map(len, job.echoes)) <= MAX_ECHOED_AT_ONCE
+        small = sum(map(len, job.echoes)) <= MAX_ECHOED_AT_ONCE and not job.shows_tokens
         if small and all(each.sampling.logprobs is None for each in (*job.requests, *job.scores) if each is not None):
             return to_json(reply.result())
         return await self.beside(request, lambda: to_json(reply.result()))

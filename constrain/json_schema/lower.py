@@ -12,11 +12,11 @@ from llguidance import LLMatcher
 
 from ..errors import GrammarTooComplexError, InvalidSchemaError
 from ..lowered import Lowered, Tabulate
-from ..receipt import Receipt
+from ..receipt import Pointers, Receipt
 from ..regex.automaton import Conjunction
 from ..regex.terminal import escaped
 from ..spec import JsonSchema
-from .document import Document
+from .document import Document, pointer_of
 from .emit import emit, unseen_places
 from .open.expand import Expander
 from .open.graph import Graph, shortest_text
@@ -34,7 +34,7 @@ def lower_schema(spec: JsonSchema) -> Lowered:
         GrammarTooComplexError: it passes a limit.
     """
     document = Document(parse_schema(spec.schema))
-    subschemas = Subschemas(document, spec.policy)
+    subschemas = Subschemas(document, spec.policy, closes=spec.unnamed == "omit")
     expander = Expander(subschemas)
     graph = Graph(expander, frozenset({subschemas.literal("#", ())}))
     if graph.cost(graph.root) == math.inf:
@@ -51,6 +51,7 @@ def lower_schema(spec: JsonSchema) -> Lowered:
         enforced=tuple(sorted(subschemas.enforced)),
         checked=subschemas.checked.listed(),
         narrowed=subschemas.narrowed.listed(),
+        closed=_closed_places(graph).listed(),
     )
     return Lowered(
         LLMatcher.grammar_from_lark(source),
@@ -62,6 +63,16 @@ def lower_schema(spec: JsonSchema) -> Lowered:
         distinct=distinct,
         table=regular_table(source) if distinct is None else None,
     )
+
+
+def _closed_places(graph: Graph) -> Pointers:
+    """Collects the object schemas of which keys that they do not name are left out."""
+    place, found = graph.expander.subschemas.place, Pointers()
+    for values in graph.values.values():
+        for plan in values.objects:
+            for literal, _ in plan.closed:
+                found.add(pointer_of(place(literal)[0]))
+    return found
 
 
 MAX_PATTERN = 8_192

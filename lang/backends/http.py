@@ -70,9 +70,9 @@ class HttpBackend:
         self._begin()
         self._lent: dict[asyncio.AbstractEventLoop, AsyncGenerator[list[_Lane], None]] = {}
         self._lanes: dict[asyncio.AbstractEventLoop, list[_Lane]] = {}
-        forks.watch(self)
+        forks.watch(self._after_fork)
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         """Lets go of the parent's connections, whose sockets are shared: to close them might send something."""
         if self._end.detach() is not None:
             self._begin()

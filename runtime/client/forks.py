@@ -5,32 +5,28 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import Protocol
+from collections.abc import Callable
 
 from ..protocol.errors import EngineStoppedError
 
 
-class Forkable(Protocol):
-    """Owner of threads, processes or connections."""
-
-    def after_fork(self) -> None:
-        """Parts with what is the parent's without touching it. Called in the child, which has one thread by then."""
-
-
 class _Forks:
-    """Tells the owners of this process, as far as they still exist, that they are in a child now."""
+    """Tells owners of threads, processes and connections, as far as they still exist, that they are in a child now."""
 
     def __init__(self) -> None:
-        self._owners: weakref.WeakSet[Forkable] = weakref.WeakSet()
+        self._watching: set[weakref.WeakMethod[Callable[[], None]]] = set()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._tell)
 
-    def watch(self, owner: Forkable) -> None:
-        self._owners.add(owner)
+    def watch(self, part: Callable[[], None]) -> None:
+        """Has a method called in a child, which has one thread by then. It parts with what is the parent's without
+        touching it."""
+        self._watching.add(weakref.WeakMethod(part, self._watching.discard))
 
     def _tell(self) -> None:
-        for owner in list(self._owners):
-            owner.after_fork()
+        for watching in list(self._watching):
+            if (part := watching()) is not None:
+                part()
 
 
 forks = _Forks()

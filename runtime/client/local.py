@@ -159,7 +159,7 @@ class EngineLoop:
         self._thread.start()
         # A thread that is inside native code when the interpreter ends would crash the process.
         weakref.finalize(self, _end, self._inbox, self._thread)
-        forks.watch(self)
+        forks.watch(self._after_fork)
 
     @property
     def alive(self) -> bool:
@@ -172,7 +172,7 @@ class EngineLoop:
         if self._stopped:
             raise EngineStoppedError("the engine has stopped")
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         self._stopped = self._forked = True
         _parents_engines.append(self.engine)
         # Threads that are not here may hold the locks of these.

@@ -139,7 +139,7 @@ class RemoteClient(StreamingClient):
         self._watchdog = Watchdog()
         self._fate: BoughError = EngineStoppedError("the engine process has died")
         self._reader: threading.Thread | None = None
-        forks.watch(self)
+        forks.watch(self._after_fork)
 
     @classmethod
     def launch(
@@ -274,7 +274,7 @@ class RemoteClient(StreamingClient):
         if self._watchdog.stuck:
             raise self._stuck()
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         self._spawned = self._spawned._replace(forked=True)
         self._alive = False
         with contextlib.suppress(OSError):  # the link is closed already

@@ -84,7 +84,7 @@ class Supervisor(StreamingClient):
         self._closed = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="bough-keeper", daemon=True)
         self._keeper.start()
-        forks.watch(self)
+        forks.watch(self._after_fork)
 
     @property
     def info(self) -> ModelInfo:
@@ -106,7 +106,7 @@ class Supervisor(StreamingClient):
     def check(self) -> None:
         self._engine.check()
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         self._forked = True
         self._alive = self._ready = False
 

@@ -122,6 +122,7 @@ class ChatOptions(TypedDict, total=False):
     add_generation_prompt: bool
     continue_final_message: bool
     template_kwargs: Mapping[str, Any] | None
+    documents: Sequence[Mapping[str, str]]
 
 
 class ChatTemplate:
@@ -180,10 +181,11 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
+        documents: Sequence[Mapping[str, str]] = (),
     ) -> list[str | int]:
         """Returns the rendered chat as pieces of plain text and ids of the template's control tokens.
 
-        Whatever messages, tools and `template_kwargs` contain is plain text, control tokens' texts included.
+        Whatever messages, tools, documents and `template_kwargs` contain is plain text, control tokens' texts included.
         `continue_final_message` ends the text with the last message's content (and implies no generation prompt).
 
         Raises:
@@ -192,10 +194,12 @@ class ChatTemplate:
         extra = _checked_kwargs(template_kwargs)
         try:
             known = [_normalised(message) for message in messages]  # first: parsing JSON undoes its escapes
-            shield = Shield(self._control, (known, tools, extra))
+            shield = Shield(self._control, (known, tools, extra, documents))
             chat = shield.hide(known)
             end = _mark_end(chat) if continue_final_message else None
             context = {**shield.hide(extra), "messages": chat, "tools": shield.hide(tools) if tools else None}
+            if documents:
+                context["documents"] = shield.hide(list(documents))
         except RecursionError as error:
             raise RequestError("messages are nested too deeply", param="messages") from error
         text = self._render(context, add_generation_prompt=add_generation_prompt and end is None)

@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from ...runtime.protocol.sampling_params import MAX_STOP_LENGTH, MAX_STOP_STRINGS
+from ..openai.fields import EMPTY, FieldNames
 from ..openai.objects import NO_JSON
-from ..openai.requests import FieldNames
 
 MIN_THINKING = 1024
 """Fewest tokens that may be granted to thinking, which is Anthropic's own bound."""
@@ -128,7 +128,7 @@ FIELDS = FieldNames(
     ignored=frozenset({
         "anthropic_version", "diagnostics", "inference_geo", "service_tier", "speed", "user_profile_id", "workspace_id",
     }),
-    refused=frozenset({"container", "context_management", "mcp_servers"}),
+    refused=dict.fromkeys(("container", "context_management", "mcp_servers"), EMPTY),
 )  # fmt: skip
 """Known fields that do not change the output, and those that would and are not supported."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Literal, NamedTuple, TypeGuard
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from ...constrain.context_free.gbnf import is_gbnf
 from ...constrain.errors import GrammarError, GrammarTooComplexError, cut
@@ -16,7 +17,15 @@ from ...constrain.workers.decoders import json_decoder
 from ...runtime.tools.forms import CallForm, call_or_answer, calls_in_text, only_calls
 from ..errors import ApiError, invalid
 from ..http.connection import check_parts
-from .objects import MAX_GRAMMAR_CHARS, NO_JSON, FunctionDefinition, GenerationBody, ResponseFormat
+from .objects import (
+    MAX_GRAMMAR_CHARS,
+    NO_JSON,
+    FunctionDefinition,
+    GenerationBody,
+    JsonSchemaFormat,
+    ResponseFormat,
+    StructuredOutputs,
+)
 from .tools import Toolbox, arguments_schema, call_schema
 
 ANY_OBJECT = JsonSchema('{"type":"object"}')
@@ -30,19 +39,12 @@ class Constraint(NamedTuple):
 
 
 def to_constraint(body: GenerationBody, toolbox: Toolbox | None = None) -> Constraint:
-    """Returns the one constraint of a request. None is read where there are several.
+    """Returns the one constraint of a request, in however many spellings it is there.
 
     Raises:
         ApiError: more than one, or one that is malformed.
     """
-    asked = list(_asked(body))
-    if len(asked) > 1:
-        others = ", ".join(param for param, _ in asked[1:])
-        raise invalid(asked[0][0].partition(".")[0], f"only one constraint is allowed; the request also has {others}")
-    own = Constraint()
-    for param, read in asked:
-        grammar = read()
-        own = own if grammar is None else Constraint(_under(body, grammar), param)
+    own = _own(body, list(_asked(body)))
     if toolbox is None or toolbox.mode == "none":
         return own
     if own.grammar is not None and not isinstance(own.grammar, JsonSchema):
@@ -54,6 +56,42 @@ def to_constraint(body: GenerationBody, toolbox: Toolbox | None = None) -> Const
     if own.grammar is None or own.grammar.schema == ANY_OBJECT.schema:  # which a call is, too
         return own
     return _in_schema(body, toolbox, own.grammar.schema, own.param)
+
+
+class _Asked(NamedTuple):
+    """A field that asks for a constraint: its kind, which is known before it is read, and what reads it."""
+
+    param: str
+    kind: Literal["schema", "regex", "choice", "grammar", "tag"]
+    read: Callable[[], GrammarSpec | None]
+
+
+def _own(body: GenerationBody, asked: Sequence[_Asked]) -> Constraint:
+    """Reads the constraint that all fields spell. None is read where their kinds differ."""
+    if not asked:
+        return Constraint()
+    if len({each.kind for each in asked}) > 1:
+        raise _several(asked)
+    grammars = [grammar for each in asked if (grammar := each.read()) is not None]
+    if not grammars:
+        return Constraint()
+    if any(_value_of(grammar) != _value_of(grammars[0]) for grammar in grammars[1:]):
+        raise _several(asked)
+    tightest = next((each for each in grammars if getattr(each, "property_order", "") == "schema"), grammars[0])
+    return Constraint(_under(body, tightest), asked[0].param)
+
+
+def _value_of(grammar: GrammarSpec) -> GrammarSpec | str:
+    """What two spellings of one constraint have in common: of schemas, the text without blanks."""
+    if isinstance(grammar, JsonSchema):
+        return msgspec.json.format(grammar.schema, indent=-1)
+    return grammar
+
+
+def _several(asked: Sequence[_Asked]) -> ApiError:
+    others = ", ".join(each.param for each in asked[1:])
+    message = f"only one constraint is allowed; the request also has {others}"
+    return invalid(asked[0].param.partition(".")[0], message)
 
 
 def _in_schema(body: GenerationBody, toolbox: Toolbox, other: str | None, param: str) -> Constraint:
@@ -77,51 +115,83 @@ def _in_form(body: GenerationBody, toolbox: Toolbox, form: CallForm, own: Constr
 def _arguments(body: GenerationBody, function: FunctionDefinition) -> JsonSchema:
     """The schema of a call's arguments. `strict` promises to enforce all of it, or to say why that is not possible."""
     policy = body.constraint_policy or ("exact" if function.strict else "best_effort")
-    return JsonSchema(arguments_schema(function), property_order="schema", policy=policy)
+    return _schema_under(body, _in_order(arguments_schema(function)), policy)
 
 
-def _asked(body: GenerationBody) -> Iterator[tuple[str, Callable[[], GrammarSpec | None]]]:
-    """Yields the fields that ask for a constraint, each with what reads it."""
-    yield from _of_format(body.response_format)
-    yield from _given(
-        ("guided_json", body.guided_json, partial(to_schema, param="guided_json")),
-        ("guided_regex", body.guided_regex, Regex),
-        ("guided_choice", body.guided_choice, _choice),
-        ("guided_grammar", body.guided_grammar, context_free),
-        ("json_schema", body.json_schema, partial(to_schema, param="json_schema")),
-        ("regex", body.regex, Regex),
-        ("ebnf", body.ebnf, context_free),
-    )
-    outputs = body.structured_outputs
-    if outputs is None:
-        return
-    schema, tag = "structured_outputs.json", "structured_outputs.structural_tag"
-    inner = list(
-        _given(
-            (schema, outputs.json, partial(to_schema, param=schema)),
-            ("structured_outputs.regex", outputs.regex, Regex),
-            ("structured_outputs.choice", outputs.choice, _choice),
-            ("structured_outputs.grammar", outputs.grammar, context_free),
-            ("structured_outputs.json_object", outputs.json_object or None, lambda _: ANY_OBJECT),
-            (tag, outputs.structural_tag, partial(to_structural, param=tag)),
-        )
-    )
+def _asked(body: GenerationBody) -> Iterator[_Asked]:
+    """Yields the fields that ask for a constraint."""
+    yield from _of_format(body.response_format, "response_format")
+    yield from _of_format(body.output_format, "output_format")
+    yield from _schema("response_schema", body.response_schema)
+    if bytes(body.format) == b'"json"':
+        yield _Asked("format", "schema", lambda: ANY_OBJECT)
+    elif bytes(body.format) != b'""':
+        yield from _schema("format", body.format)
+    yield from _schema("guided_json", body.guided_json)
+    yield from _any_object("guided_json_object", body.guided_json_object)
+    yield from _regex("guided_regex", body.guided_regex)
+    yield from _options("guided_choice", body.guided_choice)
+    yield from _context_free("guided_grammar", body.guided_grammar)
+    yield from _schema("json_schema", body.json_schema)
+    yield from _regex("regex", body.regex)
+    yield from _context_free("ebnf", body.ebnf)
+    yield from _context_free("grammar", body.grammar)
+    yield from _structural("structural_tag", body.structural_tag)
+    if body.structured_outputs is not None:
+        yield from _of_outputs(body.structured_outputs)
+
+
+def _of_outputs(outputs: StructuredOutputs) -> Iterator[_Asked]:
+    for name in ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"):
+        if getattr(outputs, name):
+            param = f"structured_outputs.{name}"
+            raise invalid(param, f"{param} is not supported by this server", code="unsupported_parameter")
+    inner = [
+        *_schema("structured_outputs.json", outputs.json),
+        *_regex("structured_outputs.regex", outputs.regex),
+        *_options("structured_outputs.choice", outputs.choice),
+        *_context_free("structured_outputs.grammar", outputs.grammar),
+        *_any_object("structured_outputs.json_object", outputs.json_object),
+        *_structural("structured_outputs.structural_tag", outputs.structural_tag),
+    ]
     if not inner:
         names = "json, regex, choice, grammar, json_object and structural_tag"
         raise invalid("structured_outputs", f"one of {names} must be given")
     yield from inner
 
 
-def _given(
-    *fields: tuple[str, Any, Callable[[Any], GrammarSpec | None]],
-) -> Iterator[tuple[str, Callable[[], GrammarSpec | None]]]:
-    for param, value, read in fields:
-        if value is not None and not (isinstance(value, msgspec.Raw) and bytes(value) == b"null"):
-            yield param, partial(read, value)
+def _schema(param: str, raw: msgspec.Raw | UnsetType) -> Iterator[_Asked]:
+    if _given(raw):
+        yield _Asked(param, "schema", partial(to_schema, raw, param))
 
 
-def _choice(options: list[str]) -> Choice:
-    return Choice(tuple(options))
+def _any_object(param: str, wanted: bool | None) -> Iterator[_Asked]:
+    if wanted:
+        yield _Asked(param, "schema", lambda: ANY_OBJECT)
+
+
+def _regex(param: str, pattern: str | None) -> Iterator[_Asked]:
+    if pattern is not None:
+        yield _Asked(param, "regex", partial(Regex, pattern))
+
+
+def _options(param: str, options: list[str] | None) -> Iterator[_Asked]:
+    if options is not None:
+        yield _Asked(param, "choice", lambda: Choice(tuple(options)))
+
+
+def _context_free(param: str, text: str | None) -> Iterator[_Asked]:
+    if text is not None:
+        yield _Asked(param, "grammar", partial(context_free, text))
+
+
+def _structural(param: str, raw: msgspec.Raw) -> Iterator[_Asked]:
+    if _given(raw):
+        yield _Asked(param, "tag", partial(to_structural, raw, param))
+
+
+def _given(raw: msgspec.Raw | UnsetType) -> TypeGuard[msgspec.Raw]:
+    return raw is not UNSET and bytes(raw) != b"null"
 
 
 def _in_order(schema: str) -> JsonSchema:
@@ -130,14 +200,13 @@ def _in_order(schema: str) -> JsonSchema:
 
 
 def _under(body: GenerationBody, grammar: GrammarSpec) -> GrammarSpec:
-    """`grammar` under the policy that the body asks for."""
-    policy = body.constraint_policy
-    if policy is None or not isinstance(grammar, JsonSchema | Structural):
-        return grammar
+    """`grammar` under the policies that the body asks for."""
     if isinstance(grammar, JsonSchema):
-        return msgspec.structs.replace(grammar, policy=policy)
+        return _schema_under(body, grammar, body.constraint_policy)
+    if not isinstance(grammar, Structural):
+        return grammar
     tags = tuple(
-        msgspec.structs.replace(tag, content=msgspec.structs.replace(tag.content, policy=policy))
+        msgspec.structs.replace(tag, content=_schema_under(body, tag.content, body.constraint_policy))
         if isinstance(tag.content, JsonSchema)
         else tag
         for tag in grammar.tags
@@ -145,21 +214,88 @@ def _under(body: GenerationBody, grammar: GrammarSpec) -> GrammarSpec:
     return msgspec.structs.replace(grammar, tags=tags)
 
 
-def _of_format(form: ResponseFormat | None) -> Iterator[tuple[str, Callable[[], GrammarSpec | None]]]:
-    if form is None or form.type == "text":
+def _schema_under(
+    body: GenerationBody, schema: JsonSchema, policy: Literal["exact", "best_effort"] | None
+) -> JsonSchema:
+    """`schema` under a policy, if there is one. Keys that it does not name are left out, unless the body wants them: a
+    small model that has begun one may never come to an end."""
+    omits = body.unnamed_properties != "allow" and '"properties"' in schema.schema
+    return msgspec.structs.replace(schema, policy=policy or schema.policy, unnamed="omit" if omits else schema.unnamed)
+
+
+_MEMBERS = {
+    "text": (),
+    "json_object": ("schema", "value"),
+    "json_schema": ("json_schema", "schema"),
+    "json": ("schema", "value"),
+    "regex": ("pattern", "value"),
+    "grammar": ("grammar",),
+    "structural_tag": ("structures", "triggers", "format"),
+}
+"""What a response format of each type may have beside it."""
+
+
+def _of_format(form: ResponseFormat | None, param: str) -> Iterator[_Asked]:
+    if form is None:
         return
-    if form.type == "json_object":
-        yield "response_format", lambda: ANY_OBJECT
-    elif form.type == "structural_tag":
-        param = "response_format"
-        yield param, lambda: to_structural(msgspec.Raw(msgspec.json.encode(form)), param)
-    elif form.json_schema is None:
-        param = "response_format.json_schema"
-        raise invalid(param, f"Missing required parameter: {param}", code="missing_required_parameter")
-    else:
-        strict = bool(form.json_schema.strict)
-        param = "response_format.json_schema.schema"
-        yield from _given((param, form.json_schema.schema, partial(_of_openai, param=param, strict=strict)))
+    members = [name for name in form.__struct_fields__[1:] if _is_there(getattr(form, name))]
+    for name in members:
+        if name not in _MEMBERS[form.type]:
+            message = f"a {param} of type {form.type} has no {name}"
+            raise invalid(f"{param}.{name}", message, code="unsupported_parameter")
+    if form.type == "structural_tag":
+        yield _Asked(param, "tag", lambda: to_structural(msgspec.Raw(msgspec.json.encode(form)), param))
+        return
+    if len(members) > 1:
+        raise invalid(f"{param}.{members[1]}", f"{param}.{members[0]} is given already")
+    if members:
+        yield _of_member(form, param, members[0])
+    elif form.type in ("json_object", "json"):
+        yield _Asked(param, "schema", lambda: ANY_OBJECT)
+    elif form.type != "text":
+        missing = f"{param}.{_MEMBERS[form.type][0]}"
+        raise invalid(missing, f"Missing required parameter: {missing}", code="missing_required_parameter")
+
+
+def _of_member(form: ResponseFormat, param: str, name: str) -> _Asked:
+    param = f"{param}.{name}"
+    value = getattr(form, name)
+    if isinstance(value, JsonSchemaFormat):
+        param = f"{param}.schema"
+        return _Asked(param, "schema", partial(_of_openai, value.schema, param=param, strict=bool(value.strict)))
+    if form.type == "grammar":
+        return _Asked(param, "grammar", partial(context_free, value))
+    if form.type == "regex":
+        return _Asked(param, "regex", partial(_pattern, value, param))
+    if form.type == "json_schema":
+        return _Asked(param, "schema", partial(to_schema, value, param))
+    return _Asked(param, "schema", partial(_of_object, value, param))
+
+
+def _is_there(value: object) -> bool:
+    return _given(value) if isinstance(value, msgspec.Raw) else value is not None and value is not UNSET
+
+
+def _pattern(value: str | msgspec.Raw, param: str) -> Regex:
+    if isinstance(value, str):
+        return Regex(value)
+    try:
+        return Regex(msgspec.json.decode(value, type=_GrammarText))
+    except msgspec.DecodeError as error:
+        message = f"a pattern is a string of {MAX_GRAMMAR_CHARS} characters at most"
+        raise invalid(param, message, code="invalid_type") from error
+
+
+def _of_object(raw: msgspec.Raw, param: str) -> JsonSchema:
+    """A schema beside a type that promises an object: it holds for objects, even if it does not say so."""
+    schema = to_schema(raw, param).schema
+    members = msgspec.json.decode(schema)
+    if members is True:
+        return ANY_OBJECT
+    if members is False or "type" in members:
+        return JsonSchema(schema)
+    inner = schema[1:-1].strip()
+    return JsonSchema(f'{{"type":"object",{inner}}}' if inner else ANY_OBJECT.schema)
 
 
 def _of_openai(raw: msgspec.Raw, *, param: str, strict: bool) -> JsonSchema:
@@ -191,7 +327,7 @@ def to_schema(raw: msgspec.Raw, param: str) -> JsonSchema:
         ApiError: it is not a schema, or too large for one.
     """
     data = bytes(raw)
-    if data.startswith(b'"') and not param.startswith("response_format"):
+    if data.startswith(b'"') and not param.startswith(("response_format", "output_format")):
         data = _unquoted(raw, param)
     if len(data) > MAX_SCHEMA_BYTES:
         message = f"the schema has {len(data)} bytes, at most {MAX_SCHEMA_BYTES} are allowed"

@@ -8,9 +8,14 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from ...constrain.spec import MAX_OPTIONS
-from ...runtime.protocol.sampling_params import MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_TOKEN_IDS
+from ...runtime.protocol.sampling_params import (
+    MAX_LOGPROBS,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
 
-MAX_N = 16
+MAX_N = 64
 
 MAX_GRAMMAR_CHARS = 1 << 18
 """Characters of a grammar or pattern."""
@@ -43,18 +48,26 @@ class JsonSchemaFormat(msgspec.Struct):
     strict: bool | None = None
 
 
-class ResponseFormat(msgspec.Struct, omit_defaults=True):
-    """The format of an answer. A structural tag has either `structures` and `triggers`, or a `format`."""
+class ResponseFormat(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """The format of an answer: OpenAI's types, and "json", "regex" and "grammar" as TGI and Fireworks have them.
 
-    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    A structural tag has either `structures` and `triggers`, or a `format`. Other engines have a schema in `schema` or
+    `value`.
+    """
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag", "json", "regex", "grammar"]
     json_schema: JsonSchemaFormat | None = None
     structures: msgspec.Raw | UnsetType = UNSET
     triggers: msgspec.Raw | UnsetType = UNSET
     format: msgspec.Raw | UnsetType = UNSET
+    schema: msgspec.Raw | UnsetType = UNSET
+    value: msgspec.Raw | UnsetType = UNSET
+    pattern: _Grammar | None = None
+    grammar: _Grammar | None = None
 
 
-class StructuredOutputs(msgspec.Struct):
-    """vLLM's form of a constraint: exactly one of the fields."""
+class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
+    """vLLM's form of a constraint, with its options, of which only the defaults are supported."""
 
     json: msgspec.Raw = NO_JSON
     regex: _Grammar | None = None
@@ -62,6 +75,10 @@ class StructuredOutputs(msgspec.Struct):
     grammar: _Grammar | None = None
     json_object: bool | None = None
     structural_tag: msgspec.Raw = NO_JSON
+    disable_fallback: bool | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: str | None = None
 
 
 class GenerationBody(msgspec.Struct, kw_only=True):
@@ -69,6 +86,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
 
     model: str
     n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
@@ -78,7 +96,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=10.0)] | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]] | None = None
     seed: int | None = None
-    stop: _StopString | Annotated[list[_StopString], Meta(max_length=4)] | None = None
+    stop: _StopString | Annotated[list[_StopString], Meta(max_length=MAX_STOP_STRINGS)] | None = None
     stop_regex: _StopString | None = None
     stop_token_ids: Annotated[list[int], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
@@ -88,6 +106,10 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     no_stop_trim: bool | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    return_token_ids: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    add_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
@@ -99,7 +121,14 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     guided_regex: _Grammar | None = None
     guided_choice: _Options | None = None
     guided_grammar: _Grammar | None = None
+    guided_json_object: bool | None = None
+    grammar: _Grammar | None = None
+    format: msgspec.Raw = NO_JSON
+    response_schema: msgspec.Raw = NO_JSON
+    output_format: ResponseFormat | None = None
+    structural_tag: msgspec.Raw = NO_JSON
     constraint_policy: Literal["exact", "best_effort"] | None = None
+    unnamed_properties: Literal["omit", "allow"] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     metadata: Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)] | None = None
@@ -126,13 +155,14 @@ class ToolCallInput(msgspec.Struct):
 
 
 class Message(msgspec.Struct):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: _Text | Annotated[list[ContentPart], Meta(max_length=2048)] | None = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCallInput], Meta(max_length=128)] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
     reasoning_content: _Text | None = None
+    function_call: CalledFunction | None = None
 
 
 class FunctionDefinition(msgspec.Struct):
@@ -172,12 +202,14 @@ class ToolChoice(msgspec.Struct):
 _Messages = Annotated[list[Message], Meta(min_length=1, max_length=2048)]
 _Tools = Annotated[list[Tool], Meta(max_length=128)]
 _TemplateArguments = Annotated[dict[str, Any], Meta(max_length=32)]
+_Documents = Annotated[list[dict[str, _Text]], Meta(max_length=1024)]
 
 
 class ChatBody(GenerationBody, kw_only=True):
     """The body of /v1/chat/completions."""
 
     messages: _Messages
+    stop: _StopString | Annotated[list[_StopString], Meta(max_length=4)] | None = None
     max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
@@ -185,10 +217,14 @@ class ChatBody(GenerationBody, kw_only=True):
     tools: _Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    functions: Annotated[list[FunctionDefinition], Meta(max_length=128)] | None = None
+    function_call: Literal["none", "auto"] | NamedFunction | None = None
     modalities: list[str] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: _TemplateArguments | None = None
+    documents: _Documents | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     reasoning_end: Annotated[str, Meta(max_length=64)] | None = None
 
 
@@ -196,10 +232,10 @@ class CompletionBody(GenerationBody, kw_only=True):
     """The body of /v1/completions. `prompt` is one text, texts, token ids, or lists of token ids."""
 
     prompt: str | list[int | str | list[int]]
+    suffix: _Text | None = None
     max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
-    best_of: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -220,24 +256,6 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
     tokens: Annotated[list[int], Meta(max_length=1 << 20)]
     model: str | None = None
     skip_special_tokens: bool = False
-
-
-IGNORED = frozenset({
-    "store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "verbosity",
-    "prediction", "reasoning_effort", "include_reasoning", "length_penalty", "request_id", "rid",
-    "spaces_between_special_tokens", "return_cached_tokens_details", "no_logs",
-})  # fmt: skip
-"""Known fields that do not change the output."""
-
-REFUSED = frozenset({
-    "allowed_token_ids", "audio", "bad_words", "beam_width", "chat_template", "custom_logit_processor",
-    "custom_params", "documents", "function_call", "functions", "input_embeds", "input_ids", "kv_transfer_params",
-    "logits_processors", "logprob_token_ids", "lora_path", "prompt_embeds", "repetition_detection",
-    "return_hidden_states", "return_prompt_text", "return_token_ids", "return_tokens_as_token_ids", "session_id",
-    "session_params", "structural_tag", "suffix", "thinking", "thinking_token_budget", "token_ids_logprob",
-    "truncate_prompt_tokens", "truncation_side", "use_beam_search", "vllm_xargs", "watermark", "web_search_options",
-})  # fmt: skip
-"""Known fields that would change the output and are not supported: anything but an empty value is an error."""
 
 
 # Responses
@@ -262,7 +280,8 @@ class ChoiceViolation(msgspec.Struct):
 class ConstraintReport(msgspec.Struct):
     """The receipt of a constraint: keywords that were enforced, and places in the schema that were checked at the end.
 
-    `narrowed`, if present, lists places some of whose rare values were left out. `violations`, in mode "best_effort",
+    `narrowed`, if present, lists places some of whose rare values were left out, and `closed` objects that got no keys
+    but those that the schema names. `violations`, in mode "best_effort",
     is what the check found.
     """
 
@@ -271,6 +290,7 @@ class ConstraintReport(msgspec.Struct):
     checked: list[str]
     violations: list[ChoiceViolation] | UnsetType = UNSET
     narrowed: list[str] | UnsetType = UNSET
+    closed: list[str] | UnsetType = UNSET
 
 
 class TopLogprob(msgspec.Struct, gc=False):
@@ -308,11 +328,26 @@ class ToolCall(msgspec.Struct, kw_only=True):
 
 
 class AnswerMessage(msgspec.Struct):
+    """An answer; `function_call` is there for clients that do not know tools."""
+
     content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
     tool_calls: list[ToolCall] | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    function_call: FunctionOutput | UnsetType = UNSET
+
+
+class PromptLogprob(msgspec.Struct, gc=False):
+    """Of a token of the prompt, or an alternative to it: `rank` 1 is the likeliest, null is beyond the alternatives."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
+"""For each token of a prompt, vLLM's form: itself and its alternatives, by id; null for the first."""
 
 
 class ChatChoice(msgspec.Struct):
@@ -320,6 +355,7 @@ class ChatChoice(msgspec.Struct):
     message: AnswerMessage
     logprobs: ChoiceLogprobs | None
     finish_reason: str
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct):
@@ -330,6 +366,8 @@ class ChatCompletion(msgspec.Struct):
     usage: Usage
     object: Literal["chat.completion"] = "chat.completion"
     constraint: ConstraintReport | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class Delta(msgspec.Struct, kw_only=True):
@@ -337,6 +375,7 @@ class Delta(msgspec.Struct, kw_only=True):
     content: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    function_call: FunctionOutput | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct):
@@ -344,6 +383,7 @@ class ChunkChoice(msgspec.Struct):
     delta: Delta
     logprobs: ChoiceLogprobs | None = None
     finish_reason: str | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct):
@@ -354,6 +394,7 @@ class ChatChunk(msgspec.Struct):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     usage: Usage | UnsetType = UNSET
     constraint: ConstraintReport | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class CompletionLogprobs(msgspec.Struct, gc=False):
@@ -370,6 +411,9 @@ class CompletionChoice(msgspec.Struct):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct):

@@ -40,6 +40,9 @@ from .objects import (
     ContentLogprob,
     Delta,
     FunctionOutput,
+    GenerationBody,
+    PromptLogprob,
+    PromptLogprobs,
     ToolCall,
     TopLogprob,
     Usage,
@@ -79,9 +82,10 @@ class UsageCount:
     def __init__(self, job: Job) -> None:
         self._prompt_tokens = sum(len(prompt) for prompt in job.prompts)
         self._children = max(len(job.requests) // len(job.prompts), 1)
-        self._cached_tokens = self._completion_tokens = self._forced_tokens = 0
+        self._cached_tokens = self._completion_tokens = self._forced_tokens = self._reasoning_tokens = 0
 
-    def add(self, index: int, usage: engine.Usage) -> None:
+    def add(self, index: int, usage: engine.Usage, *, reasoning_tokens: int = 0) -> None:
+        self._reasoning_tokens += reasoning_tokens
         self._completion_tokens += usage.completion_tokens
         self._forced_tokens += usage.forced_tokens
         if index % self._children == 0:
@@ -93,7 +97,10 @@ class UsageCount:
             completion_tokens=self._completion_tokens,
             total_tokens=self._prompt_tokens + self._completion_tokens,
             prompt_tokens_details={"cached_tokens": self._cached_tokens},
-            completion_tokens_details={"reasoning_tokens": 0, "forced_tokens": self._forced_tokens},
+            completion_tokens_details={
+                "reasoning_tokens": self._reasoning_tokens,
+                "forced_tokens": self._forced_tokens,
+            },
         )
 
 
@@ -120,7 +127,8 @@ class ConstraintCount:
 def _report(receipt: Receipt, violations: list[ChoiceViolation]) -> ConstraintReport:
     shown = violations if receipt.mode == "best_effort" else UNSET
     narrowed = list(receipt.narrowed) or UNSET
-    return ConstraintReport(receipt.mode, list(receipt.enforced), list(receipt.checked), shown, narrowed)
+    closed = list(receipt.closed) or UNSET
+    return ConstraintReport(receipt.mode, list(receipt.enforced), list(receipt.checked), shown, narrowed, closed)
 
 
 # Log-probabilities in OpenAI's two forms: of chats, and of completions
@@ -173,6 +181,24 @@ def chat_logprobs(entries: Iterable[TokenLogprob], shown: ShownTokens) -> list[C
         text, piece = shown[entry.token]
         result.append(ContentLogprob(text, max(entry.logprob, LOWEST), piece, top))
     return result
+
+
+def prompt_logprobs(
+    body: GenerationBody, prompt: Sequence[int], scores: Sequence[TokenLogprob], shown: ShownTokens
+) -> PromptLogprobs | UnsetType:
+    """The log-probabilities of a prompt as vLLM has them, if the body asks for them."""
+    if body.prompt_logprobs is None:
+        return UNSET
+    entries: PromptLogprobs = [None] * min(len(prompt), 1)
+    for entry in scores:
+        found = {}
+        for rank, (token, value) in enumerate(entry.top, start=1):
+            if rank <= body.prompt_logprobs or token == entry.token:
+                found[token] = PromptLogprob(max(value, LOWEST), rank, shown[token].text)
+        if entry.token not in found:
+            found[entry.token] = PromptLogprob(max(entry.logprob, LOWEST), None, shown[entry.token].text)
+        entries.append(found)
+    return in_slices(entries)
 
 
 class KeptLogprobs:
@@ -378,6 +404,41 @@ class ReasoningReader:
         return self._then.push(text) if text else []
 
 
+_MAX_HEAD_BYTES = 64
+
+
+class ReasoningCount:
+    """Counts the tokens of the reasoning that an answer begins with, the text that closes it included.
+
+    It may be cut off: then all tokens count, if they are known to be reasoning.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, end: str, *, begun: bool) -> None:
+        self._tokenizer = tokenizer
+        self._end = end.encode()
+        self._begun = begun
+        self._head = self._tail = b""
+        self._closed = False
+        self._num_tokens = 0
+
+    def add(self, tokens: Iterable[int]) -> None:
+        for token in () if self._closed else tokens:
+            self._num_tokens += 1
+            piece = b"".join(self._tokenizer.pieces([token], skip_special_tokens=False))
+            if not self._begun:
+                self._head = (self._head + piece).lstrip()[:_MAX_HEAD_BYTES]
+                self._begun = self._head.startswith(THINK[0].encode())
+            self._tail += piece
+            if self._end in self._tail:
+                self._closed = True
+                return
+            self._tail = self._tail[-len(self._end) :]
+
+    @property
+    def num_tokens(self) -> int:
+        return self._num_tokens if self._begun or self._closed else 0
+
+
 class AutoReader:
     """The text may be calls, as plain JSON or between tags, or anything else; only what may be a call is held back.
 
@@ -473,6 +534,12 @@ class _ChatAnswer:
         self._shown = shown
         self._kept = kept
         self._forced_call = job.toolbox.forced
+        self._legacy = job.toolbox.legacy
+        self._with_tokens = job.shows_tokens
+        self._reasoning: ReasoningCount | None = None
+        if job.thinking is not None:
+            begun = job.thinking.opened or (job.reasoning_end is not None and not job.reasoning_optional)
+            self._reasoning = ReasoningCount(shown.tokenizer, job.thinking.end, begun=begun)
         self._reader = reader(job)
         self._texts: list[str] = []
         self._thoughts: list[str] = []
@@ -480,12 +547,22 @@ class _ChatAnswer:
         self._arguments: list[list[str]] = []
         self._logprobs: list[ContentLogprob] = []
         self._pending: list[ContentLogprob] = []
+        self._tokens: list[int] = []
+        self._pending_tokens: list[int] = []
         self._finish_reason = "stop"
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return 0 if self._reasoning is None else self._reasoning.num_tokens
 
     def add(self, output: RequestOutput) -> list[ChunkChoice]:
         if output.logprobs:
             self._kept.add(output.logprobs)
             self._pending += chat_logprobs(output.logprobs, self._shown)
+        if self._with_tokens:
+            self._pending_tokens += output.tokens
+        if self._reasoning is not None:
+            self._reasoning.add(output.tokens)
         pieces = [*self._reader.push(output.text)]
         if output.finish is not None:
             pieces += self._reader.finish()
@@ -493,8 +570,9 @@ class _ChatAnswer:
         if len(self._pending) >= SENT_TOGETHER:
             chunks.append(self._chunk(Delta()))
         if output.finish is not None:
-            calls = self._calls and not self._forced_call
-            self._finish_reason = "length" if output.finish.reason == "length" else "tool_calls" if calls else "stop"
+            called = "function_call" if self._legacy else "tool_calls"
+            called = called if self._calls and not self._forced_call else "stop"
+            self._finish_reason = "length" if output.finish.reason == "length" else called
             chunks.append(self._chunk(Delta(), self._finish_reason))
         return chunks
 
@@ -505,7 +583,11 @@ class _ChatAnswer:
         if self._kept.whole:
             self._logprobs += self._pending
         self._pending = []
-        return ChunkChoice(self._index, delta, logprobs=logprobs, finish_reason=finish_reason)
+        tokens, self._pending_tokens = self._pending_tokens, []
+        if self._kept.whole:
+            self._tokens += tokens
+        shown = tokens if self._with_tokens else UNSET
+        return ChunkChoice(self._index, delta, logprobs=logprobs, finish_reason=finish_reason, token_ids=shown)
 
     def _delta(self, piece: Piece) -> Delta:
         if isinstance(piece, Thought):
@@ -516,6 +598,8 @@ class _ChatAnswer:
             return Delta(content=piece.text)
         if piece.name is None:
             self._arguments[piece.position].append(piece.arguments)
+            if self._legacy:
+                return Delta(function_call=FunctionOutput(arguments=piece.arguments))
             return Delta(
                 tool_calls=[ToolCall(index=piece.position, function=FunctionOutput(arguments=piece.arguments))]
             )
@@ -523,23 +607,35 @@ class _ChatAnswer:
         self._calls.append(ToolCall(id=call_id, type="function", function=FunctionOutput(name=piece.name)))
         self._arguments.append([])
         function = FunctionOutput(name=piece.name)
+        if self._legacy:
+            return Delta(function_call=function)
         return Delta(tool_calls=[ToolCall(index=piece.position, id=call_id, type="function", function=function)])
 
     def result(self, *, with_logprobs: bool) -> ChatChoice:
         for call, arguments in zip(self._calls, self._arguments, strict=True):
             call.function.arguments = "".join(arguments)
         text = "".join(self._texts)
-        message = AnswerMessage(None if self._calls and not text else text, tool_calls=self._calls or UNSET)
+        message = AnswerMessage(None if self._calls and not text else text)
+        if self._legacy and self._calls:
+            message.function_call = self._calls[0].function
+        else:
+            message.tool_calls = self._calls or UNSET
         message.reasoning_content = "".join(self._thoughts) if self._thoughts else UNSET
         logprobs = ChoiceLogprobs(in_slices(self._logprobs)) if with_logprobs else None
-        return ChatChoice(self._index, message, logprobs, self._finish_reason)
+        tokens = self._tokens if self._with_tokens else UNSET
+        return ChatChoice(self._index, message, logprobs, self._finish_reason, tokens)
 
 
 class ChatReply:
-    """The answer to a chat."""
+    """The answer to a chat. `scores` are those of the prompt, if they are wanted."""
 
-    def __init__(self, body: ChatBody, job: Job, header: Header, shown: ShownTokens) -> None:
+    def __init__(
+        self, body: ChatBody, job: Job, header: Header, shown: ShownTokens, *, scores: Scores | None = None
+    ) -> None:
         self._header = header
+        self._body, self._prompt, self._shown = body, job.prompts[0], shown
+        self._with_tokens = job.shows_tokens
+        self._scores = scores[0] if scores else []
         self._with_logprobs = bool(body.logprobs)
         self._with_usage = _wants_usage(body)
         self._usage = UsageCount(job)
@@ -549,12 +645,15 @@ class ChatReply:
 
     def begin(self) -> Iterator[ChatChunk]:
         for index in range(len(self._answers)):
-            yield self._chunk([ChunkChoice(index, Delta(role="assistant", content=""))])
+            chunk = self._chunk([ChunkChoice(index, Delta(role="assistant", content=""))])
+            chunk.prompt_token_ids = self._prompt_tokens() if index == 0 else UNSET
+            yield chunk
 
     def add(self, index: int, output: RequestOutput) -> list[ChatChunk]:
         chunks = [self._chunk([choice]) for choice in self._answers[index].add(output)]
         if output.finish is not None:
-            self._usage.add(index, output.finish.usage)
+            reasoning_tokens = self._answers[index].reasoning_tokens
+            self._usage.add(index, output.finish.usage, reasoning_tokens=reasoning_tokens)
             chunks[-1].constraint = self._constraint.add(index, output.finish.constraint)
         return chunks
 
@@ -571,7 +670,12 @@ class ChatReply:
             choices,
             self._usage.total(),
             constraint=self._constraint.total(),
+            prompt_logprobs=prompt_logprobs(self._body, self._prompt, self._scores, self._shown),
+            prompt_token_ids=self._prompt_tokens(),
         )
+
+    def _prompt_tokens(self) -> list[int] | UnsetType:
+        return list(self._prompt) if self._with_tokens else UNSET
 
     def _chunk(self, choices: list[ChunkChoice], usage: Usage | UnsetType = UNSET) -> ChatChunk:
         return ChatChunk(self._header.id, self._header.created, self._header.model, choices, usage=usage)
@@ -588,6 +692,9 @@ class _CompletionAnswer:
     texts: list[str] = field(default_factory=list)
     logprobs: list[CompletionLogprobs] = field(default_factory=list)
     pending: list[CompletionLogprobs] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    pending_tokens: list[int] = field(default_factory=list)
+    begun: bool = False
     finish_reason: str = "length"
 
 
@@ -612,6 +719,9 @@ class CompletionReply:
         self._generates = bool(job.requests)
         self._echoes = job.echoes
         self._prompts, self._scores = job.prompts, scores
+        self._body, self._shown = body, shown
+        self._with_tokens = job.shows_tokens
+        self._prompt_scores = [*scores] if body.prompt_logprobs is not None else []
 
     def begin(self) -> Iterator[Completion | None]:
         for prompt, echo in enumerate(self._echoes):
@@ -636,6 +746,9 @@ class CompletionReply:
     def _echo_logprobs(self, prompt: int, lists: LogprobLists) -> Iterator[CompletionLogprobs]:
         """Yields those of a prompt in parts, which are the same in all its answers; its scores are dropped."""
         scores, self._scores[prompt] = self._scores[prompt], []
+        if self._prompt_scores:  # of which there may be more
+            most = self._body.logprobs or 0
+            scores = [msgspec.structs.replace(entry, top=entry.top[:most]) for entry in scores]
         for _ in range(self._children):
             self._kept.add(scores)
         first = lists.unknown(self._prompts[prompt][0])
@@ -650,6 +763,8 @@ class CompletionReply:
         if output.logprobs:
             self._kept.add(output.logprobs)
             answer.pending.append(answer.lists.known(output.logprobs))
+        if self._with_tokens:
+            answer.pending_tokens += output.tokens
         if output.finish is None:
             sends = output.text or len(answer.pending) >= SENT_TOGETHER
             return [self._chunk(index, output.text, None)] if sends else []
@@ -671,7 +786,13 @@ class CompletionReply:
             logprobs = joined([*answer.logprobs, *answer.pending]) if self._with_logprobs else None
             if logprobs is not None:
                 logprobs.top_logprobs = in_slices(logprobs.top_logprobs)
-            choices.append(CompletionChoice(index, "".join(answer.texts), logprobs, answer.finish_reason))
+            choice = CompletionChoice(index, "".join(answer.texts), logprobs, answer.finish_reason)
+            prompt = index // self._children
+            scores = self._prompt_scores[prompt] if self._prompt_scores else []
+            choice.prompt_logprobs = prompt_logprobs(self._body, self._prompts[prompt], scores, self._shown)
+            if self._with_tokens:
+                choice.prompt_token_ids, choice.token_ids = list(self._prompts[prompt]), answer.tokens
+            choices.append(choice)
         return Completion(
             header.id,
             header.created,
@@ -688,6 +809,13 @@ class CompletionReply:
             answer.logprobs += answer.pending
         answer.pending = []
         choice = CompletionChoice(index, text, logprobs, finish_reason)
+        if self._with_tokens:
+            choice.token_ids, answer.pending_tokens = answer.pending_tokens, []
+            if self._kept.whole:
+                answer.tokens += choice.token_ids
+            if not answer.begun:
+                choice.prompt_token_ids = list(self._prompts[index // self._children])
+            answer.begun = True
         return Completion(header.id, header.created, header.model, [choice])
 
 

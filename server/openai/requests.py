@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import zip_longest
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 import msgspec
 
@@ -21,7 +20,10 @@ from ...runtime.tools.forms import CLOSE_TAG, OPEN_TAG, describe_tools, find_for
 from ..errors import ApiError, invalid
 from ..http.connection import MAX_ITEMS, check_parts, decode
 from .constraint import Constraint, after_reasoning, to_constraint
-from .objects import IGNORED, REFUSED, ChatBody, CompletionBody, ContentPart, GenerationBody, Message
+from .fields import OPENAI_FIELDS, FieldNames
+from .infill import Infill, find_infill
+from .legacy import renamed, uses_functions, with_calls, with_tools
+from .objects import ChatBody, CompletionBody, ContentPart, GenerationBody, Message
 from .tools import Toolbox, to_template, to_toolbox
 
 B = TypeVar("B", bound=msgspec.Struct)
@@ -35,9 +37,11 @@ MAX_ECHOED_CHARS = 1 << 22
 MAX_ECHOED_LOGPROBS = 1 << 19
 """Log-probabilities of echoed prompts, alternatives included, each counted `n` times."""
 
+MAX_SHOWN_TOKENS = 1 << 20
+"""Tokens of prompts in an answer that has their ids."""
+
 _SEEDS = (-(2**63), 2**64 - 1)
 _TAIL_TOKENS = 16
-_EMPTY = frozenset({b"null", b"false", b"[]", b"{}", b'""'})
 _FIELDS: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -46,16 +50,6 @@ MAX_ENCODED_AT_ONCE = 1 << 17
 
 MAX_SENT_GRAMMAR_CHARS = 1 << 23
 """Characters of a constraint times the sequences of its request: each takes it to the engine."""
-
-
-class FieldNames(NamedTuple):
-    """Names of fields that have no place in a body's struct: those without effect, and those that are refused."""
-
-    ignored: frozenset[str]
-    refused: frozenset[str]
-
-
-OPENAI_FIELDS = FieldNames(IGNORED, REFUSED)
 
 
 def decode_openai(
@@ -72,24 +66,13 @@ def decode_openai(
         ApiError: as `decode`; or a field that would change the output is not supported; or, with `strict`, not known.
     """
     body = decode(data, kind, max_items=max_items)
-    num_unknown, known = 0, _names_of(kind, names.ignored)
+    num_unknown, known = 0, frozenset(kind.__struct_fields__)
     for name, value in _FIELDS.decode(data).items():
-        if name in known:
-            continue
-        if name in names.refused:
-            if bytes(value) not in _EMPTY:
-                raise invalid(name, f"{name} is not supported by this server", code="unsupported_parameter")
-        elif strict:
-            raise invalid(name[:64], f"there is no parameter {name[:64]!r}", code="unknown_parameter")
-        else:
+        if name not in known and names.is_unknown(name, value):
+            if strict:
+                raise invalid(name[:64], f"there is no parameter {name[:64]!r}", code="unknown_parameter")
             num_unknown += 1
     return body, num_unknown
-
-
-@lru_cache(maxsize=8)
-def _names_of(kind: type[msgspec.Struct], ignored: frozenset[str]) -> frozenset[str]:
-    """The fields that may stand in a body of `kind`."""
-    return ignored.union(kind.__struct_fields__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +98,13 @@ class Context:
         return min(self.info.max_model_len, self.info.max_request_tokens)
 
 
+class Thinking(NamedTuple):
+    """Reasoning at the beginning of an answer: the text that closes it; the prompt may have `opened` it."""
+
+    end: str
+    opened: bool = False
+
+
 class Job(NamedTuple):
     """A body as engine requests.
 
@@ -124,6 +114,8 @@ class Job(NamedTuple):
     echoes     their texts, with which answers begin; empty if they do not
     reasoning_end    closes the reasoning that answers begin with, which is told from the rest (None: none)
     reasoning_optional    they begin with it only if they say so
+    thinking         the reasoning that answers may begin with, constraint or not
+    shows_tokens     answers have the ids of the prompts' tokens and of their own
     """
 
     requests: tuple[Request, ...]
@@ -134,6 +126,8 @@ class Job(NamedTuple):
     toolbox: Toolbox = Toolbox()
     reasoning_end: str | None = None
     reasoning_optional: bool = False
+    thinking: Thinking | None = None
+    shows_tokens: bool = False
 
     @property
     def num_echoed(self) -> int:
@@ -153,7 +147,20 @@ def chat_job(body: ChatBody, context: Context, *, splits: bool = False, budget: 
     Raises:
         ApiError, RequestError: the body cannot be served; `param` names the field.
     """
-    _check_stream(body)
+    if not uses_functions(body):
+        return _chat_job(body, context, splits=splits, budget=budget)
+    try:
+        job = _chat_job(with_tools(body), context, splits=splits, budget=budget)
+    except ApiError as error:
+        raise renamed(error) from error
+    return job._replace(toolbox=job.toolbox._replace(legacy=True))
+
+
+def _chat_job(body: ChatBody, context: Context, *, splits: bool, budget: int | None) -> Job:
+    _check_shared(body)
+    if body.add_special_tokens:
+        message = "the chat template writes the special tokens of a chat"
+        raise invalid("add_special_tokens", message, code="unsupported_value")
     if body.modalities not in (None, [], ["text"]):
         raise invalid("modalities", "only text is supported", code="unsupported_value")
     if body.top_logprobs is not None and not body.logprobs:
@@ -166,17 +173,18 @@ def chat_job(body: ChatBody, context: Context, *, splits: bool = False, budget: 
     if toolbox.mode != "none" and "tools" in template:
         toolbox = toolbox._replace(form=find_form(template))
     constraint = to_constraint(body, toolbox)
+    _check_min_tokens(body, constraint)
+    max_tokens = body.max_tokens if body.max_tokens is not None else body.max_completion_tokens
     prompt = tuple(encode_chat(body, toolbox, context.tokenizer, max_tokens=context.max_tokens))
-    reasoning_end = body.reasoning_end
-    if reasoning_end is None:
-        reasoning_end = find_reasoning_end(context.tokenizer, prompt, body.chat_template_kwargs)
-    if not reasoning_end or (constraint.grammar is None and not splits):
-        reasoning_end = None
-    told = body.reasoning_end is not None or budget is not None or _is_opened(context.tokenizer, prompt)
+    prompt = _truncated(prompt, body, context, max_tokens)
+    thinking = find_thinking(context.tokenizer, prompt, template_kwargs(body, template))
+    if body.reasoning_end is not None:
+        thinking = Thinking(body.reasoning_end) if body.reasoning_end else None
+    reasoning_end = thinking.end if thinking is not None and (constraint.grammar is not None or splits) else None
+    told = body.reasoning_end is not None or budget is not None or (thinking is not None and thinking.opened)
     optional = not told and _is_free(constraint, toolbox)
     constraint = constraint._replace(grammar=after_reasoning(constraint.grammar, reasoning_end, budget))
     limit_name = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
-    max_tokens = body.max_tokens if body.max_tokens is not None else body.max_completion_tokens
     _check_length(len(prompt), max_tokens, context, prompt_name="messages", limit_name=limit_name)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     sampling = _sampling(body, context, max_tokens=max_tokens, logprobs=logprobs)
@@ -185,13 +193,17 @@ def chat_job(body: ChatBody, context: Context, *, splits: bool = False, budget: 
     if _has_control(context.tokenizer, toolbox.form.trigger if toolbox.form else "", reasoning_end or ""):
         sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
     requests = _children(body, [prompt], sampling, constraint, context)
+    scores = _scores(body, [prompt], body.prompt_logprobs, context)
     return Job(
         requests,
         (prompt,),
+        scores,
         constraint=constraint,
         toolbox=toolbox,
         reasoning_end=reasoning_end,
         reasoning_optional=optional,
+        thinking=thinking,
+        shows_tokens=_shows_tokens(body, [prompt]),
     )
 
 
@@ -200,28 +212,21 @@ def _is_free(constraint: Constraint, toolbox: Toolbox) -> bool:
     return constraint.grammar is None or (toolbox.mode == "auto" and constraint.param == "tools")
 
 
-def find_reasoning_end(tokenizer: Tokenizer, prompt: Sequence[int], kwargs: Mapping[str, Any] | None) -> str | None:
-    """Finds what will close the reasoning that an answer to `prompt` begins with; None if it begins with none.
+def find_thinking(tokenizer: Tokenizer, prompt: Sequence[int], kwargs: Mapping[str, Any] | None) -> Thinking | None:
+    """Finds the reasoning that an answer to `prompt` may begin with; None if it begins with none.
 
     A template may open the section itself; or leave that to the model, unless it was told `enable_thinking: false`.
     """
     source, end = tokenizer.chat.source, THINK.end
     if end not in source:
         return None
-    if _is_opened(tokenizer, prompt):
-        return end
-    is_off = end in _tail(tokenizer, prompt) or (kwargs or {}).get("enable_thinking") is False
-    return None if is_off or "enable_thinking" not in source else end
-
-
-def _is_opened(tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
-    """Tells whether the template has begun the reasoning."""
-    tail = _tail(tokenizer, prompt)
-    return tail.rfind(THINK.begin) > tail.rfind(THINK.end)
-
-
-def _tail(tokenizer: Tokenizer, prompt: Sequence[int]) -> str:
-    return tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special_tokens=False)
+    tail = tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special_tokens=False)
+    opened, closed = tail.rfind(THINK.begin), tail.rfind(end)
+    if opened > closed:
+        return Thinking(end, opened=True)
+    if closed >= 0 or "enable_thinking" not in source or (kwargs or {}).get("enable_thinking") is False:
+        return None
+    return Thinking(end)
 
 
 def _has_control(tokenizer: Tokenizer, *marks: str) -> bool:
@@ -235,40 +240,79 @@ def completion_job(body: CompletionBody, context: Context, encoded: Sequence[lis
     Raises:
         ApiError, RequestError: the body cannot be served; `param` names the field.
     """
-    _check_stream(body)
-    if body.best_of not in (None, body.n or 1):
-        raise invalid("best_of", "best_of other than n is not supported", code="unsupported_parameter")
+    _check_shared(body)
     max_tokens = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if max_tokens == 0 and not body.echo:
         raise invalid("max_tokens", "max_tokens can be 0 only with echo", code="integer_below_min_value")
     if body.token_healing and body.echo and body.logprobs is not None:
         raise invalid("token_healing", "token_healing cannot be combined with echo and logprobs: tokens change")
+    for name in ("suffix", "truncate_prompt_tokens"):
+        if body.echo and getattr(body, name):
+            raise invalid(name, f"{name} cannot be combined with echo: the prompt is not the text that was sent")
     constraint = to_constraint(body)
-    prompts = tuple(map(tuple, encoded or _all_prompts(body, context)))
+    _check_min_tokens(body, constraint)
+    asked = body.max_tokens
+    whole = tuple(map(tuple, encoded or _all_prompts(body, context)))
+    prompts = tuple(_truncated(prompt, body, context, asked) for prompt in whole)
     for prompt in prompts:
-        if body.max_tokens is None:  # a default is not worth an error
+        if asked is None:  # a default is not worth an error
             max_tokens = min(max_tokens, max(context.max_tokens - len(prompt), 1))
         _check_length(len(prompt), max_tokens, context, prompt_name="prompt", limit_name="max_tokens")
-    if body.echo and body.logprobs is not None:
-        _check_echoed_logprobs(prompts, body.logprobs, body.n or 1)
+    echoed = body.logprobs if body.echo else None
+    if echoed is not None:
+        _check_prompt_logprobs(prompts, echoed, body.n or 1, "logprobs")
     sampling = _sampling(body, context, max_tokens=max_tokens, logprobs=body.logprobs)
     requests = _children(body, prompts, sampling, constraint, context) if max_tokens else ()
-    scores: tuple[Request | None, ...] = ()
-    if body.echo and body.logprobs is not None:
-        scores = tuple(_score(prompt, index, body.logprobs, context) for index, prompt in enumerate(prompts))
+    wanted = [number for number in (echoed, body.prompt_logprobs) if number is not None]
+    scores = _scores(body, prompts, max(wanted, default=None), context)
     echoes = _echoes(body, prompts, context.tokenizer) if body.echo else ()
-    return Job(requests, prompts, scores=scores, echoes=echoes, constraint=constraint)
+    shows_tokens = _shows_tokens(body, prompts)
+    return Job(requests, prompts, scores, echoes, constraint=constraint, shows_tokens=shows_tokens)
 
 
-def _check_echoed_logprobs(prompts: Sequence[Sequence[int]], logprobs: int, n: int) -> None:
-    """Raises ApiError if the prompts have more log-probabilities than an answer may begin with."""
+def _shows_tokens(body: GenerationBody, prompts: Sequence[Sequence[int]]) -> bool:
+    """Raises ApiError: the prompts have more tokens than an answer may hold."""
+    if body.return_token_ids and sum(map(len, prompts)) * (body.n or 1) > MAX_SHOWN_TOKENS:
+        message = f"prompts may have {MAX_SHOWN_TOKENS} tokens in all, counted n times, if their ids are returned"
+        raise invalid("return_token_ids", message)
+    return body.return_token_ids is True
+
+
+def _truncated(
+    prompt: tuple[int, ...], body: GenerationBody, context: Context, max_tokens: int | None
+) -> tuple[int, ...]:
+    """Returns as many tokens of the prompt as the body asks for: of -1, as many as leave room for the answer."""
+    most = body.truncate_prompt_tokens
+    if most is None:
+        return prompt
+    if most == 0:
+        message = "truncate_prompt_tokens must be at least 1, or -1"
+        raise invalid("truncate_prompt_tokens", message, code="integer_below_min_value")
+    if most < 0:
+        most = max(context.max_tokens - (max_tokens or 1), 1)
+    return prompt[:most] if body.truncation_side == "right" else prompt[-most:]
+
+
+def _scores(
+    body: GenerationBody, prompts: Sequence[tuple[int, ...]], logprobs: int | None, context: Context
+) -> tuple[Request | None, ...]:
+    """Requests for the log-probabilities of the prompts' tokens, if they are wanted."""
+    if logprobs is None:
+        return ()
+    if body.prompt_logprobs is not None:
+        _check_prompt_logprobs(prompts, body.prompt_logprobs, body.n or 1, "prompt_logprobs")
+    return tuple(_score(prompt, index, logprobs, context) for index, prompt in enumerate(prompts))
+
+
+def _check_prompt_logprobs(prompts: Sequence[Sequence[int]], logprobs: int, n: int, param: str) -> None:
+    """Raises ApiError if the prompts have more log-probabilities than an answer may hold."""
     asked = sum(map(len, prompts)) * (1 + logprobs) * n
     if asked > MAX_ECHOED_LOGPROBS:
         message = (
-            f"echoed prompts may have {MAX_ECHOED_LOGPROBS} log-probabilities in all, each token with its alternatives "
+            f"prompts may have {MAX_ECHOED_LOGPROBS} log-probabilities in all, each token with its alternatives "
             f"counted n times, and these have {asked}: ask for fewer alternatives, or send fewer prompts at a time"
         )
-        raise invalid("logprobs", message)
+        raise invalid(param, message)
 
 
 def _echoes(body: CompletionBody, prompts: Sequence[Sequence[int]], tokenizer: Tokenizer) -> tuple[str, ...]:
@@ -302,8 +346,25 @@ def encode_chat(body: ChatBody, toolbox: Toolbox, tokenizer: Tokenizer, *, max_t
         tools=tools,
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=body.continue_final_message is True,
-        template_kwargs=_template_kwargs(body.chat_template_kwargs),
+        template_kwargs=template_kwargs(body, tokenizer.chat.source),
+        **_documents(body, tokenizer.chat.source, max_tokens=max_tokens),
     )
+
+
+class _Documents(TypedDict, total=False):
+    documents: Sequence[Mapping[str, str]]
+
+
+def _documents(body: ChatBody, template: str, *, max_tokens: int) -> _Documents:
+    """Returns the documents for the template. Raises ApiError: it does not show them, or they are far too long."""
+    if not body.documents:
+        return {}
+    if "documents" not in template:
+        message = "the chat template of this model does not show documents"
+        raise invalid("documents", message, code="unsupported_parameter")
+    num_chars = sum(len(text) for document in body.documents for text in document.values())
+    check_chars(num_chars, max_tokens=max_tokens, param="documents")
+    return {"documents": body.documents}
 
 
 def _num_chars(message: Mapping[str, Any]) -> int:
@@ -320,15 +381,23 @@ def check_chars(num_chars: int, *, max_tokens: int, param: str) -> None:
         raise invalid(param, message, code="context_length_exceeded")
 
 
-def _template_kwargs(given: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Checks arguments of the template: plain values, under names that do not change how it is rendered."""
-    for name, value in (given or {}).items():
+def template_kwargs(body: ChatBody, template: str) -> dict[str, Any] | None:
+    """Returns the arguments of the template: the body's own, and what it says of reasoning.
+
+    Raises:
+        ApiError: a value is not plain, or a name changes how the template is rendered.
+    """
+    given = body.chat_template_kwargs or {}
+    for name, value in given.items():
         param = f"chat_template_kwargs.{name[:64]}"
         if name in _RESERVED or name.startswith("return_") or not name.isidentifier():
             raise invalid(param, f"chat_template_kwargs must not contain {quoted(name)}")
         if not isinstance(value, bool | int | float | str | None):
             raise invalid(param, "the value must be a string, number, boolean or null", code="invalid_type")
-    return given
+    effort: dict[str, Any] = {}
+    if body.reasoning_effort is not None:
+        effort = {"reasoning_effort": body.reasoning_effort, "enable_thinking": body.reasoning_effort != "none"}
+    return {**{name: value for name, value in effort.items() if name in template}, **given} or None
 
 
 _RESERVED = frozenset({
@@ -337,12 +406,25 @@ _RESERVED = frozenset({
 })  # fmt: skip
 
 
-def _check_stream(body: GenerationBody) -> None:
+def _check_shared(body: GenerationBody) -> None:
+    """Raises ApiError: fields that both routes have do not go together, or are not supported."""
+    if body.best_of not in (None, body.n or 1):
+        raise invalid("best_of", "best_of other than n is not supported", code="unsupported_parameter")
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "stream_options needs stream to be true")
-    if body.prompt_logprobs is not None:
-        message = "prompt_logprobs is not supported; use echo with logprobs"
-        raise invalid("prompt_logprobs", message, code="unsupported_parameter")
+    if body.prompt_logprobs is not None and body.stream:
+        raise invalid("prompt_logprobs", "prompt_logprobs cannot be combined with stream")
+    if body.prompt_logprobs is not None and body.token_healing:
+        raise invalid("prompt_logprobs", "prompt_logprobs cannot be combined with token_healing: tokens change")
+    if body.truncation_side is not None and body.truncate_prompt_tokens is None:
+        raise invalid("truncation_side", "truncation_side needs truncate_prompt_tokens")
+
+
+def _check_min_tokens(body: GenerationBody, constraint: Constraint) -> None:
+    """Raises ApiError: a constraint says where an answer may end, however short it is then."""
+    if body.min_tokens and constraint.grammar is not None:
+        field = constraint.param.partition(".")[0]
+        raise invalid("min_tokens", f"min_tokens cannot be combined with {field}, which says where the answer may end")
 
 
 def _check_length(length: int, wanted: int | None, context: Context, *, prompt_name: str, limit_name: str) -> None:
@@ -420,17 +502,20 @@ def encode_prompts(body: CompletionBody, context: Context, prompts: list[list[in
         if type(item) is not type(many[0]):
             raise invalid(f"prompt[{index}]", "all entries of prompt must be of one type", code="invalid_type")
     _check_count(1 if isinstance(many[0], int) else len(many), body, context)
+    infill = _infill(body, many, context) if body.suffix else None
     if isinstance(many[0], int):
         prompts.append(_checked_ids(many, context, "prompt"))
         return True
-    left = MAX_ENCODED_AT_ONCE
+    tokenizer, left = context.tokenizer, MAX_ENCODED_AT_ONCE
+    encode = tokenizer.encode if body.add_special_tokens is False else tokenizer.encode_prompt
     for index in range(len(prompts), len(many)):
         if left <= 0:
             return False
         item, param = many[index], "prompt" if isinstance(prompt, str) else f"prompt[{index}]"
         if isinstance(item, str):
+            item = item if infill is None else infill.prompt(item, body.suffix or "")
             check_chars(len(item), max_tokens=context.max_tokens, param=param)
-            ids, left = context.tokenizer.encode_prompt(item, special=True), left - len(item)
+            ids, left = encode(item, special=True), left - len(item)
         else:
             ids = _checked_ids(item if isinstance(item, list) else [], context, param)
             left -= len(ids)
@@ -438,6 +523,17 @@ def encode_prompts(body: CompletionBody, context: Context, prompts: list[list[in
             raise invalid(param, "the prompt is empty", code="empty_prompt")
         prompts.append(ids)
     return True
+
+
+def _infill(body: CompletionBody, prompts: Sequence[int | str | list[int]], context: Context) -> Infill:
+    """Returns how the model is told what follows. Raises ApiError: it cannot be, or a prompt is no text."""
+    infill = find_infill(context.tokenizer)
+    if infill is None:
+        message = "this model has no tokens for filling a gap, so a suffix is not supported"
+        raise invalid("suffix", message, code="unsupported_parameter")
+    if not isinstance(prompts[0], str):
+        raise invalid("suffix", "a suffix needs a prompt that is a text", code="unsupported_parameter")
+    return infill
 
 
 def _all_prompts(body: CompletionBody, context: Context) -> list[list[int]]:
@@ -529,6 +625,7 @@ def to_messages(
     Raises:
         ApiError: a message is malformed; `param` is its path.
     """
+    given = with_calls(given)
     arguments = (call.function.arguments.encode() for message in given for call in message.tool_calls or ())
     check_parts(*arguments, param="messages")
     messages = [_to_message(message, f"messages[{index}]") for index, message in enumerate(given)]

@@ -26,6 +26,7 @@ class Toolbox(NamedTuple):
     forced       the client named the function itself
     parallel     an answer may hold several calls
     form         how the model writes a call; None: as a JSON object, with nothing around it
+    legacy       the client knows `functions` only
     """
 
     mode: Literal["none", "auto", "required"] = "none"
@@ -33,6 +34,7 @@ class Toolbox(NamedTuple):
     forced: bool = False
     parallel: bool = True
     form: CallForm | None = None
+    legacy: bool = False
 
 
 def to_toolbox(body: ChatBody) -> Toolbox:

@@ -138,7 +138,7 @@ def test_unknown_fields_are_counted_or_refused(start: Start) -> None:
     assert (response.status_code, error_of(response)["code"]) == (400, "unknown_parameter")
 
 
-@pytest.mark.parametrize("field", ["use_beam_search", "documents", "functions", "lora_path", "bad_words"])
+@pytest.mark.parametrize("field", ["use_beam_search", "allowed_token_ids", "adapter", "lora_path", "bad_words"])
 def test_known_fields_that_are_not_honoured_are_refused_unless_empty(server: Running, field: str) -> None:
     http = server.http()
     response = http.post(CHAT, json={"model": "m", "messages": HI, field: ["x"]})

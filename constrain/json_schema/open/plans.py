@@ -52,6 +52,7 @@ class ObjectPlan:
     others     languages of all other keys, disjoint
     wanted     of each language at least one key must be there, with that value
     low, high  how many keys there are
+    closed     the places of the `properties` on account of which other keys were left out
     """
 
     named: tuple[Key, ...]
@@ -61,6 +62,7 @@ class ObjectPlan:
     high: int | None
     implications: tuple[tuple[str, tuple[str, ...]], ...]
     counted: frozenset[Place]
+    closed: frozenset[Place] = frozenset()
 
     def nodes(self) -> Iterator[Node]:
         for key in (*self.named, *self.others, *self.wanted):
@@ -91,7 +93,7 @@ class ObjectPlan:
             return None
         if num_required == self.high:  # there is room for no other keys
             named, others = {name: key for name, key in named.items() if key.required}, ()
-        return ObjectPlan(tuple(named.values()), others, self.wanted, self.low, self.high, implications, self.counted)
+        return replace(self, named=tuple(named.values()), others=others, implications=implications)
 
     def cost(self, cost: Cost) -> float:
         """The length of a shortest text, about."""
@@ -191,18 +193,19 @@ def _plans(shape: ObjectShape, wanted: list[_Want]) -> list[ObjectPlan]:
     rest = ~Language.one_of(names) if names else Language.ANY
     atoms = _atoms(rest, tuple(languages))
     others: list[Key] = []
+    unruled: list[Key] = []
     for language, members in atoms:
-        node: Node = frozenset()
-        for key_set, extra in shape.rules:
-            if _in(key_set, members):
-                node = node | extra
-        others.append(Key(None, language, node))
-    joined = _joined(others)
-    if len(joined) == 1:  # the parts of the rest are the rest
+        nodes = [extra for key_set, extra in shape.rules if _in(key_set, members)]
+        others.append(Key(None, language, frozenset[int]().union(*nodes)))
+        unruled += [] if nodes else others[-1:]
+    closes = unruled and shape.listing and shape.low <= len(shape.required) + len(wanted)
+    joined = _joined([key for key in others if not closes or key not in unruled])
+    if len(joined) == 1 and not closes:  # the parts of the rest are the rest
         joined = [Key(None, rest, joined[0].node)]
     choices = [_witness_keys(others, atoms, sets, extra) for sets, extra in wanted]
+    closed = shape.listing if closes else frozenset[Place]()
     return [
-        ObjectPlan(named, tuple(joined), asked, shape.low, shape.high, shape.implications, shape.counted)
+        ObjectPlan(named, tuple(joined), asked, shape.low, shape.high, shape.implications, shape.counted, closed)
         for asked in product(*choices)
     ]
 

@@ -220,6 +220,7 @@ class ObjectShape:
     implications    (key, keys): with the first, the others are required
     seen            the keys evaluated in place, for `unevaluatedProperties`
     counted         the places of keywords that a key written twice could satisfy by itself
+    listing         the places of `properties` that list all keys, save those that rules are about; empty if none does
     """
 
     properties: dict[str, Node] = field(default_factory=dict)
@@ -231,6 +232,7 @@ class ObjectShape:
     implications: tuple[tuple[str, tuple[str, ...]], ...] = ()
     seen: KeySet = KeySet()
     counted: frozenset[Place] = frozenset()
+    listing: frozenset[Place] = frozenset()
 
     def at(self, name: str) -> Node:
         """Returns what the value of the key `name` must satisfy."""
@@ -258,6 +260,7 @@ class ObjectShape:
             _joined(self.implications, other.implications),
             self.seen | other.seen if self.seen != other.seen else self.seen,
             self.counted | other.counted,
+            self.listing | other.listing,
         )
         return merged if merged.is_possible(is_empty) else None
 
@@ -462,6 +465,7 @@ class Keywords:
             implications,
             seen if annotate else KeySet(),
             frozenset({(literal, "minProperties")} if schema.get("minProperties", 0) > 1 else ()),
+            frozenset({(literal, "properties")} if subschemas.closes and "properties" in schema else ()),
         )
         return shape if shape.is_possible(self._opened.is_empty) else None
 

@@ -93,11 +93,13 @@ class Subschemas:
     referred    literals that stand for references to them as well
     enforced    keywords met on the way
     checked     places of keywords that the grammar does not hold: its values may be wider
+    closes      objects get no keys but those that the schema names
     narrowed    places of subschemas of which some values were left out: they were too many to tell apart
     """
 
-    def __init__(self, document: Document, policy: Policy) -> None:
+    def __init__(self, document: Document, policy: Policy, *, closes: bool = False) -> None:
         self.document = document
+        self.closes = closes
         self.referred: set[int] = set()
         self.enforced: set[str] = set()
         self.checked = Pointers()

@@ -461,11 +461,13 @@ def _receipt(parts: Iterable[Lowered | None]) -> Receipt | None:
     later = {pointer for part in written if part.distinct is not None for pointer in part.distinct.pointers}
     enforced = {keyword for receipt in receipts for keyword in receipt.enforced}
     exact = all(receipt.mode == "exact" for receipt in receipts)
-    checked, narrowed = Pointers(), Pointers()
+    checked, narrowed, closed = Pointers(), Pointers(), Pointers()
     for pointer in chain(later, *(receipt.checked for receipt in receipts)):
         checked.add(pointer)
     for pointer in chain.from_iterable(receipt.narrowed for receipt in receipts):
         narrowed.add(pointer)
+    for pointer in chain.from_iterable(receipt.closed for receipt in receipts):
+        closed.add(pointer)
     if checked.whole and exact:
         raise GrammarTooComplexError(TOO_MANY_TO_CHECK, path="/tags")
     return Receipt(
@@ -473,6 +475,7 @@ def _receipt(parts: Iterable[Lowered | None]) -> Receipt | None:
         enforced=tuple(sorted(enforced - {pointer.rpartition("/")[2] for pointer in later})),
         checked=checked.listed(),
         narrowed=narrowed.listed(),
+        closed=closed.listed(),
     )
 
 

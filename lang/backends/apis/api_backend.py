@@ -65,9 +65,9 @@ class Programs:
         self._thread: _Thread | None = None
         self._end: weakref.finalize[..., Programs] | None = None
         self._closed = False
-        forks.watch(self)
+        forks.watch(self._after_fork)
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         """Forgets the thread, which is not here, with the programs whose states it keeps."""
         if self._end is not None:
             self._end.detach()

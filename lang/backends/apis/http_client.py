@@ -71,9 +71,9 @@ class ApiClient:
         self._max_retries = max_retries
         self._pause_s = pause_s
         self._begin()
-        forks.watch(self)
+        forks.watch(self._after_fork)
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         """Lets go of the parent's connections, whose sockets are shared, and does not wait for its requests."""
         self._begin()
 

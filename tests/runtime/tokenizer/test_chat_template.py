@@ -173,6 +173,16 @@ def test_a_template_that_is_not_jinja_is_a_model_error():
             ChatTemplate(source)
 
 
+def test_documents_reach_the_template_as_plain_text():
+    template = ChatTemplate(
+        "{% for d in documents %}{{ d.title }}: {{ d.text }}\n{% endfor %}{{ messages[0].content }}",
+        control=ControlTokens({"<|x|>": 7}),
+    )
+    documents = [{"title": "t", "text": "a <|x|>"}, {"title": "u", "text": "b"}]
+    assert template.pieces([{"role": "user", "content": "q"}], documents=documents) == ["t: a <|x|>\nu: b\nq"]
+    assert template.pieces([{"role": "user", "content": "q"}]) == ["q"]
+
+
 def test_template_kwargs_reach_the_template_and_cannot_replace_its_own_variables():
     chat = template("{{ 'on' if enable_thinking else 'off' }}")
     assert chat.render(HI, template_kwargs={"enable_thinking": True}) == "on"
@@ -314,40 +324,46 @@ DATED = """{{- '<|system|>Today is ' + strftime_now('%d %b %Y') + '.' -}}
 
 
 class Clock(datetime.datetime):
-    today = datetime.datetime(2026, 11, 27, 23, 59)
+    moment = datetime.datetime(2026, 11, 27, 23, 59)
 
     @classmethod
     def now(cls, tz=None):
-        return cls.today
+        return cls.moment
+
+
+def first_of(chat, roles, dates=None):
+    gaps = chat.around(roles, dates=dates)
+    assert gaps is not None
+    return chat.spell(gaps[0])
 
 
 def test_a_chat_keeps_its_date_and_the_next_has_its_own(monkeypatch):
     """Else, after midnight, no message could be appended to a chat, and new ones would show a date that is over."""
     monkeypatch.setattr("bough.runtime.tokenizer.chat_template.datetime", Clock)
-    monkeypatch.setattr(Clock, "today", Clock.today)
+    monkeypatch.setattr(Clock, "moment", Clock.moment)
     chat = template(DATED)
     user = chat.after(chat.start, "user")
     assert "27 Nov" in user.pieces.prefix
-    Clock.today += datetime.timedelta(seconds=30)
+    Clock.moment += datetime.timedelta(seconds=30)
     assert chat.after(chat.start, "user") is user  # nothing that it shows has changed
-    Clock.today += datetime.timedelta(minutes=1)
+    Clock.moment += datetime.timedelta(minutes=1)
     answer = chat.after(user, "assistant")
     assert answer.pieces.prefix == "<|assistant|>"
-    assert "27 Nov" in chat.spell(chat.around(("user", "assistant"), dates=answer.dates)[0])
+    assert "27 Nov" in first_of(chat, ("user", "assistant"), answer.dates)
     assert chat.role_pieces(("user", "assistant"), "user", known=answer).prefix == "<|user|>"
     later = chat.after(chat.start, "user")
     assert "28 Nov" in later.pieces.prefix
-    assert "28 Nov" in chat.spell(chat.around(("user",))[0])
+    assert "28 Nov" in first_of(chat, ("user",))
     assert "28 Nov" in chat.render([{"role": "user", "content": "Hi"}])
     assert chat.after(later, "assistant").pieces.prefix == "<|assistant|>"
 
 
 def test_a_template_without_a_date_keeps_its_turns(monkeypatch):
     monkeypatch.setattr("bough.runtime.tokenizer.chat_template.datetime", Clock)
-    monkeypatch.setattr(Clock, "today", Clock.today)
+    monkeypatch.setattr(Clock, "moment", Clock.moment)
     chat = template(CHATML)
     user = chat.after(chat.start, "user")
-    Clock.today += datetime.timedelta(days=400)
+    Clock.moment += datetime.timedelta(days=400)
     assert chat.after(chat.start, "user") is user
 
 

@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import openai
 import pydantic
 import pytest
 from openai.types import Completion
 
+from bough.runtime.protocol.request import TokenLogprob
+from bough.server.openai.objects import CompletionBody
+from bough.server.openai.replies import CompletionReply, Header, ShownTokens
+from bough.server.openai.requests import Context, completion_job
+
 from ..conftest import Running, Start
-from ..fake_client import FakeClient, Script
+from ..fake_client import INFO, ByteTokenizer, FakeClient, Script
 
 
 def test_a_completion_and_its_stream_agree(server: Running) -> None:
@@ -139,3 +145,111 @@ def test_a_dead_engine_ends_the_server(start: Start) -> None:
     server.engine.alive = False
     assert server.wait_for(lambda: server.server.engine_died, 2.0)
     assert server.lifecycle.draining
+
+
+def test_sixteen_stops_and_sixty_four_choices(server: Running) -> None:
+    client = server.openai()
+    answer = client.completions.create(model="m", prompt="a", n=64, stop=list("abcdefghijklmnop"))
+    assert len(answer.choices) == 64
+    assert server.engine.asked[0].sampling.stop == tuple("abcdefghijklmnop")
+    for fields, param in (({"n": 65}, "n"), ({"stop": list("abcdefghijklmnopq")}, "stop")):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.completions.create(model="m", prompt="a", **fields)
+        assert caught.value.param == param
+
+
+def test_a_prompt_is_truncated_on_either_side(server: Running) -> None:
+    http = server.http()
+
+    def prompt(**fields: Any) -> bytes:
+        server.engine.asked.clear()
+        answer = http.post("/v1/completions", json={"model": "m", "prompt": "abcdef", **fields})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["usage"]["prompt_tokens"] == len(server.engine.asked[0].prompt)
+        return bytes(server.engine.asked[0].prompt)
+
+    assert prompt(truncate_prompt_tokens=2) == b"ef"
+    assert prompt(truncate_prompt_tokens=2, truncation_side="right") == b"ab"
+    assert prompt(truncate_prompt_tokens=9) == b"abcdef"
+    assert prompt(truncate_prompt_tokens=-1, prompt="x" * 5000, max_tokens=96) == b"x" * 4000
+    chat = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "truncate_prompt_tokens": 3}
+    assert http.post("/v1/chat/completions", json=chat).status_code == 200
+    assert bytes(server.engine.asked[-1].prompt) == b"hi\n"
+    for fields, param in (
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 2, "echo": True}, "truncate_prompt_tokens"),
+        ({"truncation_side": "right"}, "truncation_side"),
+    ):
+        answer = http.post("/v1/completions", json={"model": "m", "prompt": "abcdef", **fields})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_log_probabilities_of_prompts_have_the_form_of_vllm(server: Running) -> None:
+    http = server.http()
+    body = {"model": "m", "prompt": ["ab", "c"], "n": 2, "prompt_logprobs": 3}
+    choices = http.post("/v1/completions", json=body).json()["choices"]
+    known = {"98": {"logprob": -2.0, "rank": None, "decoded_token": "b"}}
+    assert [choice["prompt_logprobs"] for choice in choices] == [[None, known], [None, known], [None], [None]]
+    assert [choice["logprobs"] for choice in choices] == [None] * 4
+    assert [request.sampling.logprobs for request in server.engine.asked if request.score_from] == [3]
+    chat = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "prompt_logprobs": 0}
+    answer = http.post("/v1/chat/completions", json=chat).json()
+    assert [entry and next(iter(entry)) for entry in answer["prompt_logprobs"]] == [None, *map(str, b"ser: hi\n")]
+    for fields in ({"stream": True}, {"token_healing": True}):
+        refused = http.post("/v1/completions", json={**body, **fields})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt_logprobs")
+
+
+def test_ranks_follow_the_alternatives_and_echoes_have_their_own_number() -> None:
+    body = CompletionBody(model="m", prompt="ab", echo=True, logprobs=1, prompt_logprobs=2, max_tokens=0)
+    tokenizer: Any = ByteTokenizer()
+    context = Context(id="r", namespace="", tokenizer=tokenizer, info=INFO, timeout_s=1.0, max_sequences=64)
+    job = completion_job(body, context)
+    assert [request and request.sampling.logprobs for request in job.scores] == [2]
+    top = ((99, -0.5), (98, -1.0), (100, -3.0))
+    header = Header(id="cmpl-1", model="m", created=0)
+    reply = CompletionReply(body, job, header, ShownTokens(tokenizer), scores=[[TokenLogprob(98, -1.0, top[:2])]])
+    list(reply.begin())
+    choice = reply.result().choices[0]
+    assert choice.logprobs is not None
+    assert choice.logprobs.top_logprobs == [None, {"c": -0.5, "b": -1.0}]
+    assert msgspec.to_builtins(choice.prompt_logprobs, str_keys=True) == [
+        None,
+        {
+            "99": {"logprob": -0.5, "rank": 1, "decoded_token": "c"},
+            "98": {"logprob": -1.0, "rank": 2, "decoded_token": "b"},
+        },
+    ]
+
+
+@pytest.mark.parametrize("limit", ["MAX_ECHOED_LOGPROBS", "MAX_SHOWN_TOKENS"])
+def test_what_is_told_of_prompts_is_bounded(server: Running, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    monkeypatch.setattr(f"bough.server.openai.requests.{limit}", 20)
+    name, value = {"MAX_ECHOED_LOGPROBS": ("prompt_logprobs", 0), "MAX_SHOWN_TOKENS": ("return_token_ids", True)}[limit]
+    body = {"model": "m", "n": 2, name: value}
+    assert server.http().post("/v1/completions", json={**body, "prompt": ["a" * 5] * 2}).status_code == 200
+    refused = server.http().post("/v1/completions", json={**body, "prompt": ["a" * 5, "a" * 6]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_token_ids_are_returned_whole_and_in_streams(server: Running, path: str) -> None:
+    http, chat = server.http(), path == "/v1/chat/completions"
+    prompt = {"messages": [{"role": "user", "content": "hi"}]} if chat else {"prompt": "ab"}
+    body = {"model": "m", "return_token_ids": True, "n": 2, **prompt}
+    answer = http.post(path, json=body).json()
+    assert [choice["token_ids"] for choice in answer["choices"]] == [list(b"Hello")] * 2
+    ids = list(b"user: hi\n") if chat else list(b"ab")
+    assert [part["prompt_token_ids"] for part in ([answer] if chat else answer["choices"])] == [ids] * (
+        1 if chat else 2
+    )
+    events = http.post(path, json={**body, "stream": True}).text.split("\n\n")[:-2]
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    for index in range(2):
+        own = [choice for choice in choices if choice["index"] == index]
+        assert [token for choice in own for token in choice.get("token_ids", ())] == list(b"Hello")
+    told = [part["prompt_token_ids"] for part in (chunks if chat else choices) if "prompt_token_ids" in part]
+    assert told == [ids] * (1 if chat else 2)
+    plain = http.post(path, json={**body, "return_token_ids": False}).text
+    assert "token_ids" not in plain

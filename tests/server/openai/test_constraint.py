@@ -16,6 +16,7 @@ import pytest
 
 from bough.constrain import GrammarCompiler, Vocabulary
 from bough.constrain.errors import GrammarError
+from bough.constrain.receipt import Receipt
 from bough.constrain.spec import MAX_TAGS, JsonSchema, Structural, Tag
 from bough.runtime.protocol.request import Request
 from bough.runtime.tools.forms import HERMES, MISTRAL, MISTRAL_ARGS, CallForm, find_form
@@ -25,7 +26,7 @@ from bough.server.openai.constraint import to_constraint
 from bough.server.openai.objects import ChatBody
 from bough.server.openai.replies import ReasoningReader, TextReader, Thought
 from bough.server.openai.requests import decode_openai, to_messages
-from bough.server.openai.tools import Toolbox
+from bough.server.openai.tools import Toolbox, to_toolbox
 
 from ..conftest import Running, Start
 from ..fake_client import EOS, ByteTokenizer, FakeClient, Script
@@ -193,12 +194,22 @@ def test_other_constraints_and_tools_are_refused(start: Start, compiler: Grammar
 def test_a_constraint_begins_after_the_reasoning(start: Start, compiler: GrammarCompiler) -> None:
     server = serve(start, compiler, '<think>\nIs it {"oak"}?</think>\n\n{"kind": "oak"}', template=THINKING)
     form = {"type": "json_schema", "json_schema": {"name": "p", "schema": PLANT, "strict": True}}
-    message = create(server, response_format=form).choices[0].message
+    answer = create(server, response_format=form)
+    message = answer.choices[0].message
     assert message.reasoning_content == 'Is it {"oak"}?'
+    thought = len('<think>\nIs it {"oak"}?</think>')
+    assert answer.usage.completion_tokens_details.reasoning_tokens == thought
     assert json.loads(message.content) == {"kind": "oak"}
     chunks = [chunk.choices[0].delta for chunk in create(server, response_format=form, stream=True)]
     assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in chunks) == 'Is it {"oak"}?'
     assert json.loads("".join(delta.content or "" for delta in chunks)) == {"kind": "oak"}
+
+
+def test_free_answers_count_their_reasoning_too(start: Start, compiler: GrammarCompiler) -> None:
+    server = serve(start, compiler, "<think>Hm.</think>\n\na", template=THINKING)
+    answer = create(server, n=2)
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 2 * len("<think>Hm.</think>")
+    assert create(serve(start, compiler, "a", template=THINKING)).usage.completion_tokens_details.reasoning_tokens == 0
 
 
 def test_reasoning_before_a_call(start: Start, compiler: GrammarCompiler) -> None:
@@ -417,6 +428,120 @@ def test_two_constraints_are_refused_before_either_is_read() -> None:
         to_constraint(body)
     with pytest.raises(ApiError, match="a JSON Schema is"):
         to_constraint(to_body(guided_json="no JSON"))
+
+
+STRICT = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "integer"}, "strict": True}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_grammar": 'start: "a"', "structured_outputs": {"grammar": 'start: "a"'}}, "guided_grammar"),
+        ({"ebnf": 'root ::= "a"', "grammar": 'root ::= "a"'}, "ebnf"),
+        ({"regex": "a", "guided_regex": "a", "structured_outputs": {"regex": "a"}}, "guided_regex"),
+        ({"guided_choice": ["a"], "structured_outputs": {"choice": ["a"]}}, "guided_choice"),
+        ({"guided_json": '{"type": "integer"}', "json_schema": {"type": "integer"}}, "guided_json"),
+        ({"response_format": {"type": "json_object"}, "format": "json"}, "response_format"),
+    ],
+)
+def test_one_constraint_may_have_several_spellings(fields: dict[str, Any], param: str) -> None:
+    found = to_constraint(to_body(**fields))
+    assert found.param == param
+    first = next(name for name in fields if name == param)
+    assert to_constraint(to_body(**{first: fields[first]})).grammar == found.grammar
+
+
+def test_the_stricter_layout_of_two_spellings_holds() -> None:
+    found = to_constraint(to_body(response_format=STRICT, guided_json={"type": "integer"}))
+    assert found.grammar == JsonSchema('{"type": "integer"}', property_order="schema")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_json": {"type": "integer"}, "json_schema": {"type": "string"}},
+        {"guided_json": {"type": "object"}, "response_format": STRICT},
+        {"regex": "a", "guided_regex": "b"},
+        {"regex": "a", "grammar": 'root ::= "a"'},
+        {"guided_choice": ["a"], "structured_outputs": {"choice": ["a", "b"]}},
+        {"format": "json", "guided_json": {"type": "integer"}},
+    ],
+)
+def test_two_different_constraints_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ApiError, match="only one constraint"):
+        to_constraint(to_body(**fields))
+
+
+OPEN = {"type": "object", "properties": {"a": {"type": "integer"}}}
+OPEN_TOOL = {"type": "function", "function": {"name": "f", "parameters": OPEN}}
+
+
+@pytest.mark.parametrize("unnamed", [None, "omit", "allow"])
+def test_keys_that_a_schema_does_not_name_are_left_out_unless_they_are_wanted(unnamed: str | None) -> None:
+    expected = "allow" if unnamed == "allow" else "omit"
+
+    def schemas(**fields: Any) -> set[str]:
+        body = to_body(unnamed_properties=unnamed, **fields)
+        toolbox = to_toolbox(body)._replace(form=HERMES) if body.tools else Toolbox()
+        grammar = to_constraint(body, toolbox).grammar
+        found = [tag.content for tag in grammar.tags] if isinstance(grammar, Structural) else [grammar]
+        return {schema.unnamed for schema in found if isinstance(schema, JsonSchema)}
+
+    tag = {
+        "format": {"type": "tag", "begin": "<a>", "content": {"type": "json_schema", "json_schema": OPEN}, "end": "<"}
+    }
+    assert schemas(guided_json=OPEN) == {expected}
+    assert schemas(structural_tag=tag) == {expected}
+    assert schemas(tools=[OPEN_TOOL]) == {expected}
+    assert schemas(tools=[OPEN_TOOL], guided_json=OPEN) == {expected}
+    assert schemas(tools=[OPEN_TOOL], tool_choice="required") == {expected}
+    assert schemas(guided_json={"type": "object"}) == {"allow"}
+
+
+def test_an_answer_tells_which_objects_were_closed(start: Start) -> None:
+    receipt = Receipt(mode="exact", enforced=("properties",), closed=("", "/properties/a"))
+    answer = create(start(FakeClient(lambda _: Script(receipt=receipt))), extra_body={"guided_json": OPEN})
+    assert answer.constraint["closed"] == ["", "/properties/a"]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"guided_regex": "a*"}, {"tools": TOOLS}, {"response_format": {"type": "json_object"}}]
+)
+def test_a_least_number_of_tokens_does_not_go_with_a_constraint(start: Start, fields: Any) -> None:
+    server = start(FakeClient(tokenizer=ByteTokenizer(template=TEMPLATE)))
+    with pytest.raises(openai.BadRequestError, match=next(iter(fields))) as caught:
+        create(server, extra_body={"min_tokens": 2, **fields})
+    assert caught.value.param == "min_tokens"
+    create(server, extra_body={"min_tokens": 0, **fields})
+    create(server, extra_body={"min_tokens": 2, "tools": TOOLS, "tool_choice": "none"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema"),
+        ({"response_format": {"type": "json_object", "grammar": "x"}}, "response_format.grammar"),
+        ({"response_format": {"type": "json_object", "strict": True}}, "response_format.strict"),
+        ({"response_format": {"type": "json_object", "schema": {}, "value": {}}}, "response_format.value"),
+        ({"response_format": {"type": "json_object", "schema": "{}"}}, "response_format.schema"),
+        ({"response_format": {"type": "regex", "value": {}}}, "response_format.value"),
+        ({"response_format": {"type": "regex"}}, "response_format.pattern"),
+        ({"response_format": {"type": "grammar"}}, "response_format.grammar"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": None}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"output_format": {"type": "json_schema", "schema": 7}}, "output_format.schema"),
+        ({"format": "yaml"}, "format"),
+        ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
+        ({"structured_outputs": {"regex": "a", "language": "b"}}, "structured_outputs.language"),
+    ],
+)
+def test_what_a_constraint_does_not_have_is_refused(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        to_constraint(to_body(**fields))
+    assert (caught.value.status, caught.value.param) == (400, param)
 
 
 def test_arguments_of_calls_count_as_parts_of_the_body() -> None:

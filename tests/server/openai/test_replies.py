@@ -18,7 +18,7 @@ from bough.server.http.answers import Merged
 from bough.server.http.dialect import OPENAI
 from bough.server.openai import replies
 from bough.server.openai.objects import ChatBody, CompletionBody, FunctionDefinition
-from bough.server.openai.replies import ChatReply, CompletionReply, Header, Scores, ShownTokens
+from bough.server.openai.replies import ChatReply, CompletionReply, Header, ReasoningCount, Scores, ShownTokens
 from bough.server.openai.requests import Job
 from bough.server.openai.tools import Toolbox
 from bough.server.service import _chunks, _collect
@@ -222,3 +222,27 @@ def test_many_log_probabilities_of_a_whole_answer_are_encoded_in_slices(monkeypa
     assert answers(7) == answers(100) == whole
     assert [text.count(b"-99.0") for text in whole] == [1, 2]  # a completion has each twice
     assert isinstance(replies.in_slices([1.0] * 101), msgspec.Raw)
+
+
+# Tokens of reasoning
+
+
+@pytest.mark.parametrize(
+    ("text", "begun", "count"),
+    [
+        ("<think>a</think>b", False, 16),
+        ("a</think>b", False, 9),
+        ("<think>ab", False, 9),
+        ("\n <think>ab", False, 11),
+        ("ab", False, 0),
+        ("ab", True, 2),
+        ("", True, 0),
+    ],
+)
+def test_tokens_of_reasoning_are_counted_however_they_come(text: str, begun: bool, count: int) -> None:
+    tokenizer: Any = ByteTokenizer()
+    for size in (1, 3, 100):
+        reasoning = ReasoningCount(tokenizer, "</think>", begun=begun)
+        for start in range(0, len(text), size):
+            reasoning.add(text[start : start + size].encode())
+        assert reasoning.num_tokens == count

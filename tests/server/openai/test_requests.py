@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -112,3 +113,56 @@ def test_the_generations_of_a_prompt_share_it() -> None:
     ):
         for index, request in enumerate(job.requests):
             assert request.prompt is job.prompts[index // 3]
+
+
+# What a template is told beside the messages
+
+
+class TellingTokenizer(ByteTokenizer):
+    """Keeps the options that a template was given."""
+
+    def __init__(self, template: str) -> None:
+        super().__init__(template=template)
+        self.told: dict[str, Any] = {}
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        self.told = options
+        return [97]
+
+
+def told(template: str, **fields: Any) -> dict[str, Any]:
+    tokenizer: Any = TellingTokenizer(template)
+    body = msgspec.convert({"model": "m", "messages": [HI], **fields}, ChatBody)
+    encode_chat(body, to_toolbox(body), tokenizer, max_tokens=100)
+    return tokenizer.told
+
+
+@pytest.mark.parametrize(
+    ("template", "fields", "kwargs"),
+    [
+        ("", {"reasoning_effort": "low"}, None),
+        ("reasoning_effort", {"reasoning_effort": "low"}, {"reasoning_effort": "low"}),
+        ("enable_thinking", {"reasoning_effort": "low"}, {"enable_thinking": True}),
+        ("enable_thinking", {"reasoning_effort": "none"}, {"enable_thinking": False}),
+        (
+            "enable_thinking",
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True, "a": 1}},
+            {"enable_thinking": True, "a": 1},
+        ),
+    ],
+)
+def test_effort_is_told_in_the_words_of_the_template(template: str, fields: dict[str, Any], kwargs: Any) -> None:
+    assert told(template, **fields)["template_kwargs"] == kwargs
+
+
+def test_documents_are_for_templates_that_show_them() -> None:
+    documents = [{"title": "t", "text": "x"}]
+    assert told("documents", documents=documents)["documents"] == documents
+    assert "documents" not in told("documents")
+    for template, given, code in (
+        ("", documents, "unsupported_parameter"),
+        ("documents", [{"text": "x" * 100 * MAX_TOKEN_CHARS}, {"text": "x"}], "context_length_exceeded"),
+    ):
+        with pytest.raises(ApiError) as caught:
+            told(template, documents=given)
+        assert (caught.value.code, caught.value.param) == (code, "documents")

@@ -156,7 +156,7 @@ def test_sampling_and_limits_reach_the_engine() -> None:
         ({"text": {"format": {"type": "json_object"}}}, JsonSchema('{"type":"object"}')),
         (
             {"text": {"format": {"type": "json_schema", "name": "s", "schema": SCHEMA, "strict": True}}},
-            JsonSchema(json.dumps(SCHEMA), property_order="schema"),
+            JsonSchema(json.dumps(SCHEMA), property_order="schema", unnamed="omit"),
         ),
         ({"text": {"format": {"type": "json_schema", "name": "s", "schema": {}}}}, JsonSchema("{}")),
         ({"regex": "a+"}, Regex("a+")),
