@@ -129,7 +129,7 @@ def _is_neutral(text: bytes, neutral: Neutral) -> bool:
 
 def _unsupported(name: str, neutral: Neutral) -> ApiError:
     message = f"{name} is not supported by this server"
-    shown = [msgspec.json.encode(each).decode() for each in neutral if each not in ((), [], {}, "", None)]
-    if shown:
+    shown = [msgspec.json.encode(each).decode() for each in neutral if each not in ("", None)]
+    if shown and neutral is not _NONE:
         message += f", except with the value {' or '.join(shown)}, which has no effect"
     return invalid(name, message, code="unsupported_parameter")

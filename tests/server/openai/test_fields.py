@@ -74,6 +74,8 @@ def test_a_neutral_value_has_its_type(server: Running, name: str, value: Any) ->
 def test_a_refusal_says_which_value_has_no_effect(server: Running) -> None:
     response = server.http().post("/v1/completions", json={"model": "m", "prompt": "hi", "top_n_sigma": 2})
     assert "except with the value -1 or 0" in response.json()["error"]["message"]
+    response = server.http().post("/v1/completions", json={"model": "m", "prompt": "hi", "adapter": "x"})
+    assert response.json()["error"]["message"] == "adapter is not supported by this server"
     long = json.dumps({"model": "m", "prompt": "hi", "adapter": "x" * 100_000})
     headers = {"content-type": "application/json"}
     response = server.http().post("/v1/completions", content=long, headers=headers)
