@@ -66,7 +66,7 @@ REFUSED: Mapping[str, Neutral] = {
     "lora_request": EMPTY, "models": EMPTY, "prompt_mode": EMPTY, "reasoning": EMPTY,
     "reasoning_effort": (None,    "none"), "reasoning_budget": _UNLIMITED,
     "reasoning_budget_tokens": _UNLIMITED, "reasoning_format": (None, "auto"), "max_thinking_tokens": _UNLIMITED,
-    "thinking_token_budget": _UNLIMITED, "thinking": EMPTY, "think": (), "thinking_forced_open": _OFF,
+    "thinking": EMPTY, "think": (), "thinking_forced_open": _OFF,
     "include_reasoning": _ON, "separate_reasoning": _ON, "stream_reasoning": _ON,
     # the prompt
     "audio": EMPTY, "add_bos_token": (), "chat_template": EMPTY, "conversation": EMPTY,

@@ -34,9 +34,10 @@ _Options = Annotated[list[str], Meta(min_length=1, max_length=MAX_OPTIONS)]
 # Requests
 
 
-class StreamOptions(msgspec.Struct):
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class JsonSchemaFormat(msgspec.Struct):
@@ -155,6 +156,8 @@ class ToolCallInput(msgspec.Struct):
 
 
 class Message(msgspec.Struct):
+    """A message. `prefix`, or `partial`, of the last one says that the answer continues it."""
+
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: _Text | Annotated[list[ContentPart], Meta(max_length=2048)] | None = None
     name: str | None = None
@@ -163,6 +166,10 @@ class Message(msgspec.Struct):
     refusal: str | None = None
     reasoning_content: _Text | None = None
     function_call: CalledFunction | None = None
+    reasoning_content: _Text | None = None
+    reasoning: _Text | None = None
+    prefix: bool | None = None
+    partial: bool | None = None
 
 
 class FunctionDefinition(msgspec.Struct):
@@ -225,6 +232,7 @@ class ChatBody(GenerationBody, kw_only=True):
     chat_template_kwargs: _TemplateArguments | None = None
     documents: _Documents | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     reasoning_end: Annotated[str, Meta(max_length=64)] | None = None
 
 

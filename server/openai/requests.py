@@ -157,6 +157,7 @@ def chat_job(body: ChatBody, context: Context, *, splits: bool = False, budget: 
 
 
 def _chat_job(body: ChatBody, context: Context, *, splits: bool, budget: int | None) -> Job:
+    body = _with_open_message(body)
     _check_shared(body)
     if body.add_special_tokens:
         message = "the chat template writes the special tokens of a chat"
@@ -180,7 +181,9 @@ def _chat_job(body: ChatBody, context: Context, *, splits: bool, budget: int | N
     thinking = find_thinking(context.tokenizer, prompt, template_kwargs(body, template))
     if body.reasoning_end is not None:
         thinking = Thinking(body.reasoning_end) if body.reasoning_end else None
-    reasoning_end = thinking.end if thinking is not None and (constraint.grammar is not None or splits) else None
+    budget = _thinking_budget(body, template) if budget is None else budget
+    splits = splits or constraint.grammar is not None or budget is not None
+    reasoning_end = thinking.end if thinking is not None and splits else None
     told = body.reasoning_end is not None or budget is not None or (thinking is not None and thinking.opened)
     optional = not told and _is_free(constraint, toolbox)
     constraint = constraint._replace(grammar=after_reasoning(constraint.grammar, reasoning_end, budget))
@@ -227,6 +230,17 @@ def find_thinking(tokenizer: Tokenizer, prompt: Sequence[int], kwargs: Mapping[s
     if closed >= 0 or "enable_thinking" not in source or (kwargs or {}).get("enable_thinking") is False:
         return None
     return Thinking(end)
+
+
+def _thinking_budget(body: ChatBody, template: str) -> int | None:
+    """Returns how many tokens the reasoning may have. Raises ApiError: the model is not known to reason."""
+    budget = body.thinking_token_budget
+    if budget is None or budget < 0:
+        return None
+    if THINK.end not in template and not body.reasoning_end:
+        message = "the chat template of this model knows no reasoning; set reasoning_end to the text that ends it"
+        raise invalid("thinking_token_budget", message, code="unsupported_parameter")
+    return budget
 
 
 def _has_control(tokenizer: Tokenizer, *marks: str) -> bool:
@@ -351,6 +365,22 @@ def encode_chat(body: ChatBody, toolbox: Toolbox, tokenizer: Tokenizer, *, max_t
     )
 
 
+def _with_open_message(body: ChatBody) -> ChatBody:
+    """Returns the body with what a message says of itself, that the answer continues it, said of the last.
+
+    Raises:
+        ApiError: it is another one.
+    """
+    for index, message in enumerate(body.messages):
+        name = "prefix" if message.prefix else "partial" if message.partial else None
+        if name is None:
+            continue
+        if index != len(body.messages) - 1 or message.role != "assistant":
+            raise invalid(f"messages[{index}].{name}", f"only the last message can have {name}, and as the assistant's")
+        return msgspec.structs.replace(body, continue_final_message=True)
+    return body
+
+
 class _Documents(TypedDict, total=False):
     documents: Sequence[Mapping[str, str]]
 
@@ -412,6 +442,9 @@ def _check_shared(body: GenerationBody) -> None:
         raise invalid("best_of", "best_of other than n is not supported", code="unsupported_parameter")
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "stream_options needs stream to be true")
+    if body.stream_options is not None and body.stream_options.continuous_usage_stats:
+        param = "stream_options.continuous_usage_stats"
+        raise invalid(param, "usage is told at the end only: use include_usage", code="unsupported_parameter")
     if body.prompt_logprobs is not None and body.stream:
         raise invalid("prompt_logprobs", "prompt_logprobs cannot be combined with stream")
     if body.prompt_logprobs is not None and body.token_healing:
@@ -653,8 +686,9 @@ def _to_message(message: Message, param: str) -> dict[str, Any]:
         result["content"] = _to_text(message.content, f"{param}.content")
     if message.name is not None:
         result["name"] = message.name
-    if message.role == "assistant" and message.reasoning_content:
-        result["reasoning_content"] = message.reasoning_content
+    reasoning = message.reasoning_content or message.reasoning
+    if reasoning and message.role == "assistant":
+        result["reasoning_content"] = reasoning
     if message.role == "tool":
         if message.tool_call_id is None:
             raise invalid(f"{param}.tool_call_id", "a tool message needs the id of its call", code=_MISSING)
@@ -718,5 +752,6 @@ def _without_tools(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
             content = "\n".join([content, *texts] if content else texts)
         elif role == "tool":
             role, content = "user", f"Result of {names.get(message['tool_call_id'], 'the call')}: {content}"
-        plain.append({"role": role, "content": content})
+        thought = {"reasoning_content": message["reasoning_content"]} if "reasoning_content" in message else {}
+        plain.append({"role": role, "content": content, **thought})
     return plain

@@ -147,6 +147,15 @@ def test_known_fields_that_are_not_honoured_are_refused_unless_empty(server: Run
     assert http.post(CHAT, json={"model": "m", "messages": HI, field: None}).status_code == 200
 
 
+@pytest.mark.parametrize("name", ["continuous_usage_stats", "include_poetry"])
+def test_an_option_of_streams_that_is_not_honoured_is_refused(server: Running, name: str) -> None:
+    http, body = server.http(), {"model": "m", "messages": HI, "stream": True}
+    error = error_of(http.post(CHAT, json={**body, "stream_options": {"include_usage": True, name: True}}))
+    assert error["param"] == f"stream_options.{name}"
+    options = {"include_usage": True, "continuous_usage_stats": False}
+    assert http.post(CHAT, json={**body, "stream_options": options}).status_code == 200
+
+
 def wire(row: dict[str, Any]) -> bytes:
     raw = row.get("raw")
     if raw is None:

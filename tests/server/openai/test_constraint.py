@@ -17,7 +17,7 @@ import pytest
 from bough.constrain import GrammarCompiler, Vocabulary
 from bough.constrain.errors import GrammarError
 from bough.constrain.receipt import Receipt
-from bough.constrain.spec import MAX_TAGS, JsonSchema, Structural, Tag
+from bough.constrain.spec import MAX_TAGS, JsonSchema, Regex, Structural, Tag
 from bough.runtime.protocol.request import Request
 from bough.runtime.tools.forms import HERMES, MISTRAL, MISTRAL_ARGS, CallForm, find_form
 from bough.runtime.tools.tag_reader import Called, Said, TagReader
@@ -210,6 +210,33 @@ def test_free_answers_count_their_reasoning_too(start: Start, compiler: GrammarC
     answer = create(server, n=2)
     assert answer.usage.completion_tokens_details.reasoning_tokens == 2 * len("<think>Hm.</think>")
     assert create(serve(start, compiler, "a", template=THINKING)).usage.completion_tokens_details.reasoning_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "grammar"),
+    [
+        ({}, Structural(reasoning_end="</think>", reasoning_budget=9)),
+        ({"regex": "a"}, Structural(reasoning_end="</think>", then=Regex("a"), reasoning_budget=9)),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, None),
+        ({"thinking_token_budget": -1}, None),
+    ],
+)
+def test_reasoning_may_have_a_budget(start: Start, fields: Any, grammar: Any) -> None:
+    pieces = ["<think>a", "b</think>", "c"]
+    server = start(FakeClient(lambda _: Script(pieces), tokenizer=ByteTokenizer(template=THINKING)))
+    message = create(server, extra_body={"thinking_token_budget": 9, **fields}).choices[0].message
+    assert server.engine.asked[0].grammar == grammar
+    if grammar is not None:
+        assert (message.reasoning_content, message.content) == ("ab", "c")
+
+
+def test_a_budget_is_refused_where_nothing_is_known_to_end_the_reasoning(start: Start) -> None:
+    server = start(FakeClient(tokenizer=ByteTokenizer(template=TEMPLATE)))
+    with pytest.raises(openai.BadRequestError) as caught:
+        create(server, extra_body={"thinking_token_budget": 9})
+    assert caught.value.param == "thinking_token_budget"
+    create(server, extra_body={"thinking_token_budget": 9, "reasoning_end": "ANSWER:"})
+    assert server.engine.asked[-1].grammar == Structural(reasoning_end="ANSWER:", reasoning_budget=9)
 
 
 def test_reasoning_before_a_call(start: Start, compiler: GrammarCompiler) -> None:

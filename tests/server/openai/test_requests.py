@@ -51,6 +51,35 @@ def test_calls_become_text_where_the_template_knows_none() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_reasoning_of_earlier_answers_reaches_the_template(name: str) -> None:
+    answer = {"role": "assistant", "content": "b", name: "a"}
+    for knows_tools in (False, True):
+        assert converted(answer, knows_tools=knows_tools) == [
+            {"role": "assistant", "content": "b", "reasoning_content": "a"}
+        ]
+    assert converted({"role": "user", "content": "b", name: "a"}) == [{"role": "user", "content": "b"}]
+
+
+@pytest.mark.parametrize("name", ["prefix", "partial"])
+def test_a_message_may_say_that_it_is_continued(name: str) -> None:
+    tokenizer: Any = TellingTokenizer("")
+    context = Context(id="r", namespace="", tokenizer=tokenizer, info=INFO, timeout_s=1.0, max_sequences=64)
+
+    def job(*messages: dict[str, Any]) -> None:
+        chat_job(msgspec.convert({"model": "m", "messages": messages}, ChatBody), context)
+
+    answer = {"role": "assistant", "content": "The", name: True}
+    job(HI, answer)
+    assert tokenizer.told["continue_final_message"] is True
+    job(HI, {**answer, name: False})
+    assert tokenizer.told["continue_final_message"] is False
+    for messages, place in (((answer, HI), 0), ((HI, {**HI, name: True}), 1)):
+        with pytest.raises(ApiError) as caught:
+            job(*messages)
+        assert caught.value.param == f"messages[{place}].{name}"
+
+
 @pytest.mark.parametrize(
     ("message", "code", "param"),
     [
