@@ -89,7 +89,7 @@ REFUSED: Mapping[str, Neutral] = {
     "add_generation_prompt": (), "chat_template_kwargs": EMPTY, "continue_final_message": _OFF, "echo": _OFF,
     "max_completion_tokens": (), "messages": (), "modalities": (None, ["text"], []), "parallel_tool_calls": (),
     "prompt": EMPTY, "reasoning_end": EMPTY, "tool_choice": (None, "none", "auto"), "tools": EMPTY,
-    "top_logprobs": _ZERO,
+    "thinking_token_budget": _UNLIMITED, "top_logprobs": _ZERO,
 }  # fmt: skip
 """Fields that would change the output and are not supported, with their neutral values beside null. A struct that has
 a field of such a name reads it itself."""
@@ -130,6 +130,6 @@ def _is_neutral(text: bytes, neutral: Neutral) -> bool:
 def _unsupported(name: str, neutral: Neutral) -> ApiError:
     message = f"{name} is not supported by this server"
     shown = [msgspec.json.encode(each).decode() for each in neutral if each not in ("", None)]
-    if shown and neutral is not _NONE:
+    if shown and neutral is not EMPTY:
         message += f", except with the value {' or '.join(shown)}, which has no effect"
     return invalid(name, message, code="unsupported_parameter")

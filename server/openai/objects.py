@@ -166,7 +166,6 @@ class Message(msgspec.Struct):
     refusal: str | None = None
     reasoning_content: _Text | None = None
     function_call: CalledFunction | None = None
-    reasoning_content: _Text | None = None
     reasoning: _Text | None = None
     prefix: bool | None = None
     partial: bool | None = None
