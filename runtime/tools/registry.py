@@ -277,10 +277,21 @@ class ToolRunner:
                     self._changed.notify()
                     return None
                 if (ticket := self._first()) is not None:
+                    self._wake_another()
                     return ticket
                 self._num_idle += 1
                 self._changed.wait()
                 self._num_idle -= 1
+
+    def _wake_another(self) -> None:
+        """Has one more thread look, if a waiting call may start: one return can make room for calls of two owners."""
+        can_wake = self._num_idle or self._num_usable < self._max_threads
+        if not can_wake or not any(self._has_share(owner) for owner in self._waiting):
+            return
+        if self._num_idle:
+            self._changed.notify()
+        else:
+            self._start_thread()
 
     def _first(self) -> Ticket | None:
         """Removes and returns the call whose turn it is; None if no waiting call may start."""

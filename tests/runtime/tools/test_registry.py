@@ -19,7 +19,7 @@ from bough.runtime.protocol.program import BranchFailed, Fork, Gen, Join, Op, Pi
 from bough.runtime.protocol.sampling_params import SamplingParams
 from bough.runtime.tools.arguments import check_names, read_arguments
 from bough.runtime.tools.quotas import Owner
-from bough.runtime.tools.registry import MAX_THREADS, MAX_TOOLS, ToolRegistry, ToolRunner
+from bough.runtime.tools.registry import MAX_THREADS, MAX_TOOLS, Ticket, ToolRegistry, ToolRunner
 
 from ..asking import wait_until
 from ..programs.place import GREEDY
@@ -511,6 +511,36 @@ def test_a_program_that_is_left_does_not_begin_its_other_calls() -> None:
         time.sleep(0.0005)
     assert len(begun) <= 4 + 6
     gate.set()
+    runner.close()
+
+
+@pytest.mark.parametrize("idle", [False, True])
+def test_one_return_that_makes_room_for_two_owners_has_both_begin(idle: bool) -> None:
+    runner = ToolRunner(max_threads=4, max_abandoned=2)
+    gates = {name: threading.Event() for name in ("first", "others")}
+    begun: list[str] = []
+
+    def begin(client: str, gate: str = "others", number: str = "") -> Ticket:
+        def stay() -> str:
+            begun.append(client + number)
+            return str(gates[gate].wait(10.0))
+
+        return runner.start(Tool("stay", stay), {}, lambda _: None, Owner(client, client))
+
+    tickets = [begin("a"), begin("a"), begin("b", "first"), begin("b")]
+    wait_until(lambda: len(begun) == 4)
+    runner.abandon(tickets[0])
+    if idle:
+        runner.start(Tool("quick", str), {}, lambda _: None, Owner("c", "c"))
+        wait_until(lambda: runner._num_idle == 1)
+    begin("a", number=" waits")
+    begin("b", number=" waits")
+    time.sleep(0.1)  # an idle thread has looked in vain
+    assert len(begun) == 4
+    gates["first"].set()
+    wait_until(lambda: set(begun[4:]) == {"a waits", "b waits"}, 3.0)
+    assert runner._num_threads == 5  # one of them left alone
+    gates["others"].set()
     runner.close()
 
 
