@@ -19,12 +19,17 @@ _CLOSE_S = 5.0
 
 
 class LoopThread:
-    """An event loop on a daemon thread of its own."""
+    """An event loop on a daemon thread of its own. It goes on when a coroutine there stops it, or calls sys.exit."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
+        self._closing = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
 
     def submit(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
         """Runs it there, with the caller's context variables. Cancelling the future cancels it."""
@@ -33,17 +38,24 @@ class LoopThread:
     def close(self) -> None:
         """Cancels what runs there, and waits some seconds for its end."""
         with contextlib.suppress(RuntimeError):  # closed already
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop.call_soon_threadsafe(self._stop)
         if threading.current_thread() is not self._thread:
             self._thread.join(_CLOSE_S)
 
+    def _stop(self) -> None:
+        self._closing = True
+        self._loop.stop()
+
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # whose end cancels all tasks
-            runner.get_loop().run_forever()
+            loop = runner.get_loop()
+            while not self._closing:
+                with contextlib.suppress(SystemExit, KeyboardInterrupt):  # they end their own task
+                    loop.run_forever()
 
 
 class _Background:
-    """The process's own loop thread, made when it is first needed. A child process that was forked makes its own."""
+    """The process's own loop thread, made when it is needed. A child process that was forked makes its own."""
 
     def __init__(self) -> None:
         self.forget()
@@ -57,7 +69,7 @@ class _Background:
 
     def get(self) -> LoopThread:
         with self._lock:
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive:
                 self._thread = LoopThread("bough-programs")
             return self._thread
 

@@ -207,11 +207,7 @@ class _Connection:
                 if self._session is not None:
                     await self._session.end()
                 self._session = _Session(self._server())
-            try:
-                return await self._session.client(self._timeout_s)
-            except BaseException:
-                await self._session.end()
-                raise
+            return await self._session.client(self._timeout_s)
 
 
 class _Session:
@@ -229,14 +225,23 @@ class _Session:
         return self._task.done() or (isinstance(self._server, _Command) and self._server.ended)
 
     async def client(self, timeout_s: float | None) -> Any:
-        """Waits until it is open. Raises EngineError: the server cannot be reached."""
+        """Waits until it is open, and ends it if that fails. Raises EngineError: the server cannot be reached."""
+        if not self._opened.done():  # waiting for it would take a turn, in which the call may be given up
+            try:
+                await self._wait_open(timeout_s)
+            except BaseException:
+                if not self._opened.done():
+                    await self.end()
+                raise
+        return self._opened.result()
+
+    async def _wait_open(self, timeout_s: float | None) -> None:
         waits = (self._opened, self._task)
         done, _ = await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if not done:
             raise _unreachable(_late(timeout_s))
         if not self._opened.done():
             raise _unreachable(_reason(self._task.exception() or EOFError("it has ended")))
-        return self._opened.result()
 
     async def end(self) -> None:
         self._closing.set()

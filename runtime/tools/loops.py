@@ -41,10 +41,11 @@ class ToolLoops:
         self._closed = False
 
     def free(self) -> ToolLoop:
-        """Returns a loop that is not blocked. Raises RuntimeError: there is none, and none can be started."""
+        """Returns a loop that is not blocked. Raises RuntimeError or OSError: there is none, and none can be made."""
         with self._lock:
             if self._closed:
                 raise RuntimeError("the engine has stopped")
+            self._loops = [loop for loop in self._loops if not loop.ended]
             loop = next((loop for loop in self._loops if not loop.blocked), None)
             if loop is None:
                 if len(self._loops) >= MAX_LOOPS:
@@ -78,7 +79,7 @@ class ToolLoop:
     """
 
     def __init__(self) -> None:
-        """Raises RuntimeError if no thread can be started."""
+        """Raises RuntimeError if no thread can be started, and OSError if there are no descriptors left."""
         self.blocked = False
         self._loop = asyncio.new_event_loop()
         self._lock = threading.Lock()
@@ -93,6 +94,10 @@ class ToolLoop:
             self._end_watch()
             self._loop.close()
             raise
+
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
 
     def run(self, name: str, coroutine: Coroutine[Any, Any, str]) -> Future[str]:
         """Starts to await a coroutine of the tool `name`. Raises RuntimeError if the loop has ended."""
@@ -147,36 +152,47 @@ class ToolLoop:
                 logger.warning("an event loop of async tools that was blocked turns again")
             self._stopping.wait(pause_s)
 
-    def _tell_blocked(self) -> None:
+    def _awaited(self) -> str:
+        """Returns the names of the tools whose coroutines it awaits, for the log."""
         with self._lock:
             names = sorted(self._names)
-        shown = ", ".join(map(repr, names[:_MAX_NAMES]))
         others = f" and {len(names) - _MAX_NAMES} others" if len(names) > _MAX_NAMES else ""
+        return (", ".join(map(repr, names[:_MAX_NAMES])) or "nothing") + others
+
+    def _tell_blocked(self) -> None:
         logger.error(
-            "the event loop of async tools has not turned for %g s while it awaited %s%s: one of them blocks it, where "
+            "the event loop of async tools has not turned for %g s while it awaited %s: one of them blocks it, where "
             "it has to await or to be a plain function; calls that it awaits hang until it returns or their time is "
             "over, and later ones run on another loop (at most %d)",
             BLOCKED_AFTER_S,
-            shown,
-            others,
+            self._awaited(),
             MAX_LOOPS,
         )
 
     def _serve(self) -> None:
-        """Runs the loop until it is stopped; then cancels the tasks that are left, and closes it."""
-        while not _ran(self._loop) and not self._stopping.is_set():
-            logger.error("a task that a tool began called sys.exit; the tools' loop goes on")
-        if tasks := asyncio.all_tasks(self._loop):
-            for task in tasks:
-                task.cancel()
-            self._loop.run_until_complete(asyncio.wait(tasks, timeout=1.0))
-        self._loop.close()
-
-
-def _ran(loop: asyncio.AbstractEventLoop) -> bool:
-    """Runs an event loop until it stops; returns False if a task's exit ended it, so that it must run on."""
-    try:
-        loop.run_forever()
-    except EXITS:
-        return False
-    return True
+        """Runs the loop until `stop`, also after a tool has stopped it; then cancels the tasks that are left."""
+        try:
+            while True:
+                with suppress(*EXITS):
+                    self._loop.run_forever()
+                if self._stopping.is_set():
+                    break
+                logger.error(
+                    "the event loop of async tools goes on, although a tool stopped it or a task that one began called "
+                    "sys.exit, while it awaited %s",
+                    self._awaited(),
+                )
+            if tasks := asyncio.all_tasks(self._loop):
+                for task in tasks:
+                    task.cancel()
+                with suppress(RuntimeError, *EXITS):  # one of them stops the loop, or exits, as it ends
+                    self._loop.run_until_complete(asyncio.wait(tasks, timeout=1.0))
+        except Exception:  # such as of a selector whose descriptor a tool has closed
+            logger.exception(
+                "an event loop of async tools has ended while it awaited %s: these hang until their time is over, and "
+                "later calls run on another loop",
+                self._awaited(),
+            )
+        finally:
+            self._end_watch()
+            self._loop.close()

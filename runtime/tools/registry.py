@@ -8,7 +8,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -277,10 +277,21 @@ class ToolRunner:
                     self._changed.notify()
                     return None
                 if (ticket := self._first()) is not None:
+                    self._wake_another()
                     return ticket
                 self._num_idle += 1
                 self._changed.wait()
                 self._num_idle -= 1
+
+    def _wake_another(self) -> None:
+        """Has one more thread look, if a waiting call may start: one return can make room for calls of two owners."""
+        can_wake = self._num_idle or self._num_usable < self._max_threads
+        if not can_wake or not any(self._has_share(owner) for owner in self._waiting):
+            return
+        if self._num_idle:
+            self._changed.notify()
+        else:
+            self._start_thread()
 
     def _first(self) -> Ticket | None:
         """Removes and returns the call whose turn it is; None if no waiting call may start."""
@@ -307,15 +318,14 @@ class ToolRunner:
     def _call(self, ticket: Ticket) -> None:
         try:
             result = ticket.tool.call(ticket.arguments)
+            if inspect.isawaitable(result):
+                self._await(ticket, result)
+                return
+            outcome = checked_text(ticket.tool, result)
         except BaseException as error:  # noqa: BLE001  a tool that calls sys.exit ends itself, not the thread
-            self._leave(ticket)
-            self._deliver(ticket, _failed(ticket.tool, error))
-            return
-        if inspect.isawaitable(result):
-            self._await(ticket, result)
-        else:
-            self._leave(ticket)
-            self._deliver(ticket, checked_text(ticket.tool, result))
+            outcome = _failed(ticket.tool, error)
+        self._leave(ticket)
+        self._deliver(ticket, outcome)
 
     def _leave(self, ticket: Ticket) -> None:
         with self._changed:
@@ -329,6 +339,8 @@ class ToolRunner:
             self._on_threads.remove(ticket.owner)
 
     def _await(self, ticket: Ticket, result: Awaitable[str]) -> None:
+        """Hands `result` to an event loop. If none takes it, raises the exception and leaves the ticket as it was."""
+
         async def wait() -> str:
             try:
                 return await result
@@ -339,27 +351,28 @@ class ToolRunner:
             with self._changed:
                 self._awaited.remove(ticket.owner)
                 ticket.stage = "over"
-            if future.cancelled():
+            try:
+                outcome = checked_text(ticket.tool, future.result())
+            except CancelledError:
                 loop.soon(lambda: _close_unbegun(result))
-                self._deliver(ticket, tool_failed(ticket.tool.name, "it was cancelled"))
-            elif (error := future.exception()) is not None:
-                self._deliver(ticket, _failed(ticket.tool, error))
-            else:
-                self._deliver(ticket, checked_text(ticket.tool, future.result()))
+                outcome = tool_failed(ticket.tool.name, "it was cancelled")
+            except BaseException as error:  # noqa: BLE001  whatever a tool raises, its caller hears of it
+                outcome = _failed(ticket.tool, error)
+            self._deliver(ticket, outcome)
 
+        waiting = wait()
         try:
             loop = self._loops.free()
-        except RuntimeError as error:  # no thread can be started for it, or too many are blocked
-            if inspect.iscoroutine(result):
-                result.close()
-            self._leave(ticket)
-            self._deliver(ticket, _failed(ticket.tool, error))
-            return
+            future = loop.run(ticket.tool.name, waiting)
+        except BaseException:
+            waiting.close()
+            _close_unbegun(result)
+            raise
         with self._changed:
             self._awaited.add(ticket.owner)
             self._left_thread(ticket)
             ticket.stage = "awaited"
-            future = ticket.future = loop.run(ticket.tool.name, wait())
+            ticket.future = future
             if ticket.abandoned:  # while the function that created it ran
                 future.cancel()
         future.add_done_callback(ended)
@@ -369,7 +382,7 @@ class ToolRunner:
             return
         try:
             ticket.done(outcome)
-        except Exception:
+        except BaseException:
             logger.exception("the caller of tool %s failed on its result", ticket.tool.name)
 
 
@@ -408,6 +421,6 @@ def _failed(tool: ToolCall, error: BaseException) -> ErrorInfo:
         return error.info
     try:
         reason = str(error)[:500]
-    except Exception:  # noqa: BLE001  the class is the tool's
+    except BaseException:  # noqa: BLE001  the class is the tool's
         reason = ""
     return tool_failed(tool.name, f"{type(error).__name__}{': ' if reason else ''}{reason}")

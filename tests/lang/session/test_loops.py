@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import os
 import subprocess
@@ -10,9 +11,12 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
+import bough
 from bough.lang.session.loops import LoopThread, background, on_a_loop, result_of, run_blocking
 
 
@@ -74,6 +78,70 @@ def test_closing_a_loop_thread_cancels_what_runs_there():
     assert ended.is_set()
     with pytest.raises(RuntimeError, match="closed"):
         result_of(future)
+
+
+async def exits() -> None:
+    sys.exit(3)
+
+
+async def interrupts() -> None:
+    raise KeyboardInterrupt
+
+
+async def stops() -> None:
+    asyncio.get_running_loop().stop()
+
+
+@pytest.mark.parametrize("bad", [exits, interrupts, stops])
+def test_a_coroutine_that_exits_or_stops_the_loop_leaves_it_to_the_others(bad: Callable[[], Coroutine[Any, Any, None]]):
+    gate = asyncio.Event()
+
+    async def wait() -> str:
+        await gate.wait()
+        return "went on"
+
+    async def open_gate() -> None:
+        gate.set()
+
+    thread = LoopThread("test")
+    other = thread.submit(wait())
+    raised = {exits: SystemExit, interrupts: KeyboardInterrupt}.get(bad)
+    with pytest.raises(raised) if raised else contextlib.nullcontext():
+        thread.submit(bad()).result(10.0)
+    thread.submit(open_gate()).result(10.0)
+    assert other.result(10.0) == "went on"
+    thread.close()
+    assert not thread.is_alive
+
+
+def test_a_program_that_exits_leaves_those_beside_it_and_later_ones_alone():
+    @bough.function
+    async def good(s: Any) -> None:
+        s += "a" + bough.gen("x")
+        await s.aget("x")
+        await asyncio.sleep(0.2)
+        s += bough.gen("y")
+
+    @bough.function
+    async def bad(s: Any) -> None:
+        s += "a" + bough.gen("x")
+        await s.aget("x")
+        sys.exit("no")
+
+    backend = bough.MockBackend()
+    beside = good.run(backend=backend, stream=True)
+    ended = bad.run(backend=backend, stream=True)
+    with pytest.raises(bough.ProgramError, match="no"):
+        ended.sync()
+    assert beside["y"] == "(y)"
+    assert good.run(backend=backend, stream=True)["y"] == "(y)"
+
+
+def test_a_loop_thread_of_the_process_that_has_ended_is_replaced():
+    first = background.get()
+    first.close()
+    assert background.get() is not first
+    assert result_of(background.get().submit(where()))[1]
 
 
 def test_the_process_has_one_loop_thread():

@@ -222,6 +222,47 @@ def test_one_that_does_not_start_again_is_told_of_and_tried_with_each_call(stubb
         assert int(pid())
 
 
+class Client:
+    """A client of a server that takes one turn of the event loop to open."""
+
+    def __init__(self, server: object) -> None:
+        self.closed = False
+
+    async def __aenter__(self) -> Client:
+        await asyncio.sleep(0)
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self.closed = True
+
+
+def test_a_call_that_is_given_up_as_it_begins_leaves_the_connection_to_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mcp_module, "_package", lambda: SimpleNamespace(Client=Client))
+
+    async def give_up(link: mcp_module._Connection, num_turns: int) -> None:
+        call = asyncio.create_task(link._client())
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.wait([call])
+
+    async def run() -> None:
+        link = mcp_module._Connection(object, LIMIT_S)
+        for num_turns in range(4):
+            await give_up(link, num_turns)  # while it is being opened
+        client = await link._client()
+        for num_turns in range(4):
+            await give_up(link, num_turns)
+            assert not client.closed and await link._client() is client
+        assert link._session is not None
+        await link._session.end()
+        assert client.closed
+
+    asyncio.run(run())
+
+
 def test_pages_of_tools_have_an_end() -> None:
     asked: list[str | None] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -144,3 +145,62 @@ def test_a_loop_that_is_blocked_at_the_end_ends_once_it_turns(runner: ToolRunner
     assert not gate.is_set()
     gate.set()
     wait_until(lambda: not any(thread.name.startswith("bough-async") and thread.is_alive() for thread in before))
+
+
+def test_a_coroutine_that_stops_its_loop_does_not_end_it(runner: ToolRunner, caplog: pytest.LogCaptureFixture) -> None:
+    async def stop() -> str:
+        asyncio.get_running_loop().stop()
+        await asyncio.sleep(0.01)
+        return "stopped"
+
+    found: list[str | ErrorInfo] = []
+    runner.start(Tool("stops", stop), {}, found.append)
+    wait_until(lambda: found == ["stopped"])
+    runner.start(Tool("quick", quick), {}, found.append)
+    wait_until(lambda: found == ["stopped", "quick"])
+    assert len(runner._loops._loops) == 1
+    assert len(errors(caplog)) == 1 and "'stops'" in errors(caplog)[0]
+
+
+def test_a_broken_loop_is_replaced(runner: ToolRunner, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(timeout: float | None) -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    async def break_loop() -> str:
+        asyncio.get_running_loop()._selector.select = fail  # type: ignore[attr-defined]
+        await asyncio.sleep(60.0)
+        return ""
+
+    found: list[str | ErrorInfo] = []
+    broken = runner.start(Tool("breaks", break_loop), {}, found.append)
+    wait_until(lambda: bool(errors(caplog)))
+    assert "'breaks'" in errors(caplog)[0]
+    for number in range(loops.MAX_LOOPS + 1):
+        runner.start(Tool("quick", quick), {}, found.append)
+        wait_until(lambda: found == ["quick"] * (number + 1))  # noqa: B023
+    assert len(runner._loops._loops) == 1
+    runner.abandon(broken)
+    wait_until(lambda: runner._awaited.total == 0)
+
+
+def test_tasks_that_stop_the_loop_or_exit_as_it_ends_do_not_keep_it_open() -> None:
+    async def stop() -> str:
+        try:
+            await asyncio.sleep(60.0)
+        finally:
+            asyncio.get_running_loop().stop()
+        return ""
+
+    async def leave() -> str:
+        try:
+            await asyncio.sleep(60.0)
+        finally:
+            raise SystemExit(3)
+
+    for function in (stop, leave):
+        made = ToolRunner()
+        ticket = made.start(Tool("stays", function), {}, lambda _: None)
+        wait_until(lambda: ticket.stage == "awaited")  # noqa: B023
+        loop = made._loops._loops[0]
+        made.close()
+        wait_until(loop._loop.is_closed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import re
 import sys
 import threading
@@ -17,7 +18,8 @@ from bough.runtime.protocol.errors import EngineError, ErrorInfo, OverloadedErro
 from bough.runtime.protocol.program import BranchFailed, Fork, Gen, Join, Op, Piece, Ref, Repeat, Text, Use, Value
 from bough.runtime.protocol.sampling_params import SamplingParams
 from bough.runtime.tools.arguments import check_names, read_arguments
-from bough.runtime.tools.registry import MAX_THREADS, MAX_TOOLS, ToolRegistry, ToolRunner
+from bough.runtime.tools.quotas import Owner
+from bough.runtime.tools.registry import MAX_THREADS, MAX_TOOLS, Ticket, ToolRegistry, ToolRunner
 
 from ..asking import wait_until
 from ..programs.place import GREEDY
@@ -512,6 +514,36 @@ def test_a_program_that_is_left_does_not_begin_its_other_calls() -> None:
     runner.close()
 
 
+@pytest.mark.parametrize("idle", [False, True])
+def test_one_return_that_makes_room_for_two_owners_has_both_begin(idle: bool) -> None:
+    runner = ToolRunner(max_threads=4, max_abandoned=2)
+    gates = {name: threading.Event() for name in ("first", "others")}
+    begun: list[str] = []
+
+    def begin(client: str, gate: str = "others", number: str = "") -> Ticket:
+        def stay() -> str:
+            begun.append(client + number)
+            return str(gates[gate].wait(10.0))
+
+        return runner.start(Tool("stay", stay), {}, lambda _: None, Owner(client, client))
+
+    tickets = [begin("a"), begin("a"), begin("b", "first"), begin("b")]
+    wait_until(lambda: len(begun) == 4)
+    runner.abandon(tickets[0])
+    if idle:
+        runner.start(Tool("quick", str), {}, lambda _: None, Owner("c", "c"))
+        wait_until(lambda: runner._num_idle == 1)
+    begin("a", number=" waits")
+    begin("b", number=" waits")
+    time.sleep(0.1)  # an idle thread has looked in vain
+    assert len(begun) == 4
+    gates["first"].set()
+    wait_until(lambda: set(begun[4:]) == {"a waits", "b waits"}, 3.0)
+    assert runner._num_threads == 5  # one of them left alone
+    gates["others"].set()
+    runner.close()
+
+
 @pytest.fixture
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """Has no thread for tools be started, or has them be started again."""
@@ -572,6 +604,82 @@ def test_a_coroutine_without_a_loop_to_run_on_fails_alone(no_threads: Callable[[
     no_threads(False)
     runner.start(Tool("later", later), {}, done)
     wait_until(lambda: found[2:] == ["later"])
+    runner.close()
+
+
+@pytest.mark.parametrize("name", ["new_event_loop", "run_coroutine_threadsafe"])
+def test_a_coroutine_that_cannot_be_handed_to_a_loop_fails_alone(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    runner = ToolRunner(max_threads=2, max_abandoned=2)
+    found, done = collect()
+    owner = Owner("client", "program")
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio, name, fail)
+        for number in range(8):
+            runner.start(Tool("later", later), {}, done, owner)
+            wait_until(lambda: len(found) == number + 1)  # noqa: B023
+    for error in found:
+        assert isinstance(error, ErrorInfo)
+        assert error.code == "tool_failed" and "Too many open files" in error.message
+    wait_until(lambda: runner._on_threads.total == runner._awaited.total == 0)
+    runner.start(Tool("later", later), {}, done, owner)
+    wait_until(lambda: found[8:] == ["later"])
+    runner.close()
+
+
+class Proxy:
+    """Stands for an object that is not there, as a lazy proxy of a web framework does outside of a request."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        raise LookupError("there is no request")
+
+
+class MuteError(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+def mute() -> str:
+    raise MuteError
+
+
+async def later_proxy() -> Any:
+    return Proxy()
+
+
+async def later_mute() -> str:
+    raise MuteError
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (Proxy, "there is no request"),
+        (later_proxy, "there is no request"),
+        (mute, "MuteError"),
+        (later_mute, "MuteError"),
+    ],
+)
+def test_results_and_errors_that_cannot_be_looked_at_fail_alone(function: Callable[[], Any], message: str) -> None:
+    runner = ToolRunner(max_threads=1)
+    found, done = collect()
+    runner.start(Tool("odd", function), {}, done)
+    wait_until(lambda: bool(found))
+    assert isinstance(found[0], ErrorInfo) and message in found[0].message
+    runner.start(Tool("quick", lambda: "quick"), {}, done)
+    wait_until(lambda: found[1:] == ["quick"])
+    runner.close()
+
+
+def test_a_caller_that_fails_on_a_result_leaves_the_thread_to_the_others() -> None:
+    runner = ToolRunner(max_threads=1)
+    found, done = collect()
+    runner.start(Tool("quick", lambda: "lost"), {}, lambda _: sys.exit(3))
+    runner.start(Tool("quick", lambda: "quick"), {}, done)
+    wait_until(lambda: found == ["quick"])
     runner.close()
 
 
