@@ -127,6 +127,11 @@ class TokenContent:
     def text(self) -> str:
         return "".join(self.texts)
 
+    @property
+    def start(self) -> Turn | None:
+        """The turn of no message that its chat began with; None if none has begun."""
+        return None if self.turn is None else self.turn.start
+
     def append_text(self, text: str) -> None:
         self.texts.append(text)
         self.num_chars += len(text)
@@ -164,6 +169,8 @@ class TokenContent:
         self.roles.cut(forked.num_roles)
         self.suffix = forked.suffix
         self.edges.cut(forked.num_edges)
+        if not forked.num_roles:
+            self.turn = None  # a new chat, perhaps on another day
         while self.turn is not None and self.turn.depth > forked.num_roles:
             self.turn = self.turn.before
         self.appended = Shared((start, piece) for start, piece in self.appended if start < forked.num_tokens)
@@ -181,6 +188,7 @@ class TokenContent:
         self.texts.extend(child.texts[forked.num_texts : place.num_texts])
         self.num_chars += place.num_chars - forked.num_chars
         if place.num_roles > forked.num_roles or place.suffix != forked.suffix:
+            self.turn = self.turn or child.start  # its date is in the child's text
             self.roles.extend(child.roles[forked.num_roles : place.num_roles])
             self.suffix = place.suffix
 

@@ -95,6 +95,14 @@ class Turn:
         self.dates: Dates = Dates() if before is None else before.dates
         self.following: dict[str, Turn] = {}
 
+    @property
+    def start(self) -> Turn:
+        """The root."""
+        turn = self
+        while turn.before is not None:
+            turn = turn.before
+        return turn
+
     def path(self) -> list[Turn]:
         """Returns all turns up to this one, without the root."""
         turns: list[Turn] = []

@@ -122,6 +122,21 @@ def test_a_fork_is_a_copy() -> None:
     assert (copy.roles[:], copy.suffix, copy.forked.num_tokens, copy.forked.num_texts) == (["user"], "!", 1, 1)
 
 
+def test_a_chat_that_begins_anew_asks_for_the_date_again() -> None:
+    tokenizer = byte_tokenizer()
+    parent, child, grandchild = blank(0), blank(1), blank(2)
+    child.start_from(parent)
+    open_message(child, "user", tokenizer)
+    start = content_of(child).start
+    grandchild.start_from(child)
+    close_message(grandchild, tokenizer)
+    open_message(grandchild, "assistant", tokenizer)
+    content_of(grandchild).restart()
+    assert content_of(grandchild).start is start is not None
+    content_of(child).restart()
+    assert content_of(child).start is None
+
+
 def test_adopting_keeps_what_is_there() -> None:
     given = TokenContent(Shared([1], compact=True), Shared(["x"]))
     parent = Branch(0, given, values=Values({"a": "1"}))

@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from bough.runtime.protocol.program import (
     Value,
 )
 from bough.runtime.protocol.sampling_params import SamplingParams
+from bough.runtime.tokenizer import chat_template
 from bough.runtime.tokenizer.load import load_tokenizer
 from bough.runtime.tokenizer.tokenizer import Tokenizer
 from bough.runtime.tools.calls import CallsReading, WrittenCall
@@ -215,6 +217,32 @@ def test_the_chat_is_as_the_template_writes_it(template: str, system: str | None
     result = f"Result of {call['name']}: {call['result']}"
     talk = [("assistant", said), ("user", result), ("assistant", "!")]
     assert found.endswith("".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in talk))
+
+
+@pytest.mark.parametrize("template", [PLAIN_CHATML, QWEN])
+def test_tools_are_shown_in_chats_that_midnight_passes(
+    template: str, place_of: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Clock(datetime):
+        moment = datetime(2026, 11, 27, 23, 59)
+
+        @classmethod
+        def now(cls, tz: object = None) -> Any:
+            return cls.moment
+
+    monkeypatch.setattr(chat_template, "datetime", Clock)
+    dated = template.replace("message.content + '\\n</tool", "strftime_now('%d %b') + message.content + '\\n</tool")
+    place = place_of("{{ strftime_now('%d %b') }}" + dated)
+    parts = [Fork(0, (1,)), *chat(1)[:-1], Join(0, (1,), "append")]
+    assert place.run(chat(), "a", keep=True).done
+    assert place.run(parts, "b", keep=True).done
+    Clock.moment = datetime(2026, 11, 28)
+    new = place.run([*chat(), *turn()], "d")
+    assert text_of(new).startswith("28 Nov") and "Tells the" in text_of(new)
+    for name, ops in (("a", turn()), ("b", [RoleBegin(0, "assistant"), *turn()])):
+        heard = place.run(ops, name, resume=True)
+        assert text_of(heard).startswith("27 Nov") and "28 Nov" not in text_of(heard)
+        assert "Tells the" in text_of(heard)
 
 
 NO_SYSTEM = """\
