@@ -190,12 +190,14 @@ class House:
 
     def large_classes(self) -> list[tuple[int, str]]:
         """Classes with more than 15 attributes that change; values (frozen, or on the wire) have none."""
-        found = [
-            (len(attributes(node)), f"{path}:{node.lineno} {node.name}")
-            for path, tree in self.modules.items()
-            for node in ast.walk(tree)
-            if isinstance(node, ast.ClassDef)
-        ]
+        found = []
+        for path, tree in self.modules.items():
+            values = set(VALUES)
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ClassDef) and values.isdisjoint(map(base_name, node.bases)):
+                    found.append((len(attributes(node)), f"{path}:{node.lineno} {node.name}"))
+                elif isinstance(node, ast.ClassDef):
+                    values.add(node.name)
         return sorted(((count, where) for count, where in found if count > MAX_ATTRIBUTES), reverse=True)
 
     def shared_names(self) -> dict[str, list[str]]:
@@ -248,12 +250,16 @@ def _statements(owner: ast.AST) -> Iterator[ast.AST]:
             yield from _statements(node)
 
 
+VALUES = ("Struct", "NamedTuple", "Protocol", "TypedDict")
+"""Bases of classes whose instances are values, as those of classes that extend them in their module."""
+
+
+def base_name(base: ast.expr) -> str:
+    return ast.unparse(base).split(".")[-1]
+
+
 def attributes(node: ast.ClassDef) -> set[str]:
     """The attributes of a class whose instances change."""
-    if any(
-        ast.unparse(base).split(".")[-1] in ("Struct", "NamedTuple", "Protocol", "TypedDict") for base in node.bases
-    ):
-        return set()
     if any("frozen=True" in ast.unparse(decorator) for decorator in node.decorator_list):
         return set()
     fields = {

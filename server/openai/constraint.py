@@ -82,7 +82,7 @@ def _own(body: GenerationBody, asked: Sequence[_Asked]) -> Constraint:
 
 
 def _value_of(grammar: GrammarSpec) -> GrammarSpec | str:
-    """What two spellings of one constraint have in common: of schemas, the text without blanks."""
+    """Returns the common value of two spellings of one constraint: of schemas, the text without blanks."""
     if isinstance(grammar, JsonSchema):
         return msgspec.json.format(grammar.schema, indent=-1)
     return grammar
@@ -232,7 +232,7 @@ _MEMBERS = {
     "grammar": ("grammar",),
     "structural_tag": ("structures", "triggers", "format"),
 }
-"""What a response format of each type may have beside it."""
+"""Members that a response format of each type may have beside it."""
 
 
 def _of_format(form: ResponseFormat | None, param: str) -> Iterator[_Asked]:

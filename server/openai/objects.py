@@ -346,7 +346,7 @@ class AnswerMessage(msgspec.Struct):
 
 
 class PromptLogprob(msgspec.Struct, gc=False):
-    """Of a token of the prompt, or an alternative to it: `rank` 1 is the likeliest, null is beyond the alternatives."""
+    """Log-probability of a prompt token or an alternative: `rank` 1 is the likeliest, null beyond the alternatives."""
 
     logprob: float
     rank: int | None

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -525,6 +525,22 @@ def _arguments_text(call: _Call) -> str:
 # Chats: their answers
 
 
+class _Waiting(Generic[T]):
+    """Parts of an answer that wait for its next chunk; all of them are kept if it is sent `whole`."""
+
+    def __init__(self, *, whole: bool) -> None:
+        self.kept: list[T] = []
+        self.parts: list[T] = []
+        self._whole = whole
+
+    def take(self) -> list[T]:
+        """Returns those that wait, which wait no longer."""
+        taken, self.parts = self.parts, []
+        if self._whole:
+            self.kept += taken
+        return taken
+
+
 class _ChatAnswer:
     """One choice of a chat while it grows."""
 
@@ -533,8 +549,7 @@ class _ChatAnswer:
         self._header = header
         self._shown = shown
         self._kept = kept
-        self._forced_call = job.toolbox.forced
-        self._legacy = job.toolbox.legacy
+        self._toolbox = job.toolbox
         self._with_tokens = job.shows_tokens
         self._reasoning: ReasoningCount | None = None
         if job.thinking is not None:
@@ -545,10 +560,8 @@ class _ChatAnswer:
         self._thoughts: list[str] = []
         self._calls: list[ToolCall] = []
         self._arguments: list[list[str]] = []
-        self._logprobs: list[ContentLogprob] = []
-        self._pending: list[ContentLogprob] = []
-        self._tokens: list[int] = []
-        self._pending_tokens: list[int] = []
+        self._logprobs: _Waiting[ContentLogprob] = _Waiting(whole=kept.whole)
+        self._tokens: _Waiting[int] = _Waiting(whole=kept.whole)
         self._finish_reason = "stop"
 
     @property
@@ -558,20 +571,20 @@ class _ChatAnswer:
     def add(self, output: RequestOutput) -> list[ChunkChoice]:
         if output.logprobs:
             self._kept.add(output.logprobs)
-            self._pending += chat_logprobs(output.logprobs, self._shown)
+            self._logprobs.parts += chat_logprobs(output.logprobs, self._shown)
         if self._with_tokens:
-            self._pending_tokens += output.tokens
+            self._tokens.parts += output.tokens
         if self._reasoning is not None:
             self._reasoning.add(output.tokens)
         pieces = [*self._reader.push(output.text)]
         if output.finish is not None:
             pieces += self._reader.finish()
         chunks = [self._chunk(self._delta(piece)) for piece in pieces]
-        if len(self._pending) >= SENT_TOGETHER:
+        if len(self._logprobs.parts) >= SENT_TOGETHER:
             chunks.append(self._chunk(Delta()))
         if output.finish is not None:
-            called = "function_call" if self._legacy else "tool_calls"
-            called = called if self._calls and not self._forced_call else "stop"
+            called = "function_call" if self._toolbox.legacy else "tool_calls"
+            called = called if self._calls and not self._toolbox.forced else "stop"
             self._finish_reason = "length" if output.finish.reason == "length" else called
             chunks.append(self._chunk(Delta(), self._finish_reason))
         return chunks
@@ -579,13 +592,8 @@ class _ChatAnswer:
     def _chunk(self, delta: Delta, finish_reason: str | None = None) -> ChunkChoice:
         """Log-probabilities wait for the next chunk, some time: text is held back while it could become a stop string
         or a call."""
-        logprobs = ChoiceLogprobs(self._pending) if self._pending else None
-        if self._kept.whole:
-            self._logprobs += self._pending
-        self._pending = []
-        tokens, self._pending_tokens = self._pending_tokens, []
-        if self._kept.whole:
-            self._tokens += tokens
+        entries, tokens = self._logprobs.take(), self._tokens.take()
+        logprobs = ChoiceLogprobs(entries) if entries else None
         shown = tokens if self._with_tokens else UNSET
         return ChunkChoice(self._index, delta, logprobs=logprobs, finish_reason=finish_reason, token_ids=shown)
 
@@ -598,7 +606,7 @@ class _ChatAnswer:
             return Delta(content=piece.text)
         if piece.name is None:
             self._arguments[piece.position].append(piece.arguments)
-            if self._legacy:
+            if self._toolbox.legacy:
                 return Delta(function_call=FunctionOutput(arguments=piece.arguments))
             return Delta(
                 tool_calls=[ToolCall(index=piece.position, function=FunctionOutput(arguments=piece.arguments))]
@@ -607,7 +615,7 @@ class _ChatAnswer:
         self._calls.append(ToolCall(id=call_id, type="function", function=FunctionOutput(name=piece.name)))
         self._arguments.append([])
         function = FunctionOutput(name=piece.name)
-        if self._legacy:
+        if self._toolbox.legacy:
             return Delta(function_call=function)
         return Delta(tool_calls=[ToolCall(index=piece.position, id=call_id, type="function", function=function)])
 
@@ -616,13 +624,13 @@ class _ChatAnswer:
             call.function.arguments = "".join(arguments)
         text = "".join(self._texts)
         message = AnswerMessage(None if self._calls and not text else text)
-        if self._legacy and self._calls:
+        if self._toolbox.legacy and self._calls:
             message.function_call = self._calls[0].function
         else:
             message.tool_calls = self._calls or UNSET
         message.reasoning_content = "".join(self._thoughts) if self._thoughts else UNSET
-        logprobs = ChoiceLogprobs(in_slices(self._logprobs)) if with_logprobs else None
-        tokens = self._tokens if self._with_tokens else UNSET
+        logprobs = ChoiceLogprobs(in_slices(self._logprobs.kept)) if with_logprobs else None
+        tokens = self._tokens.kept if self._with_tokens else UNSET
         return ChatChoice(self._index, message, logprobs, self._finish_reason, tokens)
 
 
@@ -708,7 +716,6 @@ class CompletionReply:
 
     def __init__(self, body: CompletionBody, job: Job, header: Header, shown: ShownTokens, *, scores: Scores) -> None:
         self._header = header
-        self._with_logprobs = body.logprobs is not None
         self._with_usage = _wants_usage(body)
         self._usage = UsageCount(job)
         self._constraint = ConstraintCount()
@@ -724,11 +731,12 @@ class CompletionReply:
         self._prompt_scores = [*scores] if body.prompt_logprobs is not None else []
 
     def begin(self) -> Iterator[Completion | None]:
+        with_logprobs = self._body.logprobs is not None
         for prompt, echo in enumerate(self._echoes):
             children = range(prompt * self._children, (prompt + 1) * self._children)
             lists = self._answers[children[0]].lists
             logprobs: list[CompletionLogprobs] = []
-            for part in self._echo_logprobs(prompt, lists) if self._with_logprobs else ():
+            for part in self._echo_logprobs(prompt, lists) if with_logprobs else ():
                 logprobs.append(part)
                 yield None
             for index in children:
@@ -783,7 +791,7 @@ class CompletionReply:
         header = self._header
         choices = []
         for index, answer in enumerate(self._answers):
-            logprobs = joined([*answer.logprobs, *answer.pending]) if self._with_logprobs else None
+            logprobs = joined([*answer.logprobs, *answer.pending]) if self._body.logprobs is not None else None
             if logprobs is not None:
                 logprobs.top_logprobs = in_slices(logprobs.top_logprobs)
             choice = CompletionChoice(index, "".join(answer.texts), logprobs, answer.finish_reason)

@@ -77,7 +77,7 @@ def test_the_stretches_of_a_tree(prompt: list[int], choices: list[list[int]], da
 
 
 def test_a_layout_that_waits_holds_no_paths() -> None:
-    """Of a thousand choices after a long prompt they take 33 MB, and many selects may wait."""
+    """Paths of a thousand choices after a long prompt take 33 MB, and many selects may wait."""
     tracemalloc.start()
     try:
         (tree,) = plant([0] * 4000, [[1 + number, 0] for number in range(1024)], 1 << 20)

@@ -315,7 +315,7 @@ def test_a_library_that_fails_on_a_text_fails_that_text(error, monkeypatch):
 
 
 def test_long_texts_are_encoded_though_the_library_has_lost_its_pool(monkeypatch):
-    """Where it can begin no threads for its first batch, it fails with each later one."""
+    """If it can begin no threads for its first batch, it fails with each later one."""
     own = SMOLLM._parts.pipeline.plain
 
     class Poisoned:

@@ -176,7 +176,7 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "best_of": {"n": 2},
     "no_stop_trim": {"stop": "x"},
 }
-"""What must stand beside a field for it to have a meaning: on the route that has it."""
+"""Fields that must stand beside another for it to have a meaning, on the route that has it."""
 
 NEVER = frozenset({
     "user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
