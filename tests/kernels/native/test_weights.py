@@ -207,13 +207,13 @@ def outlying(rows: int, columns: int, seed: int = 0) -> npt.NDArray[np.float32]:
 
 
 def rounded(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """The numbers that `x` becomes: 16 bits in groups whose scales, squared, are above 3 times their row's mean."""
+    """The numbers that `x` becomes: 16 bits in groups whose scales, squared, are above 5 times their row's mean."""
     groups = x.reshape(len(x), -1, 32)
     scales = np.abs(groups).max(-1, keepdims=True) / np.float32(127)
     exact = groups * (np.float32(1) / scales)
     codes = np.rint(exact).astype(np.float64)
     rests = np.rint((exact - codes) * 254) / 254
-    far = scales**2 > 3 * (scales**2).mean(1, keepdims=True)
+    far = scales**2 > 5 * (scales**2).mean(1, keepdims=True)
     assert 0 < far.sum() < far.size / 4
     return ((codes + np.where(far, rests, 0)) * scales).reshape(x.shape)
 
