@@ -108,7 +108,7 @@ class TokenMatcher(Matcher):
         self._lexer = lexer
         self._alone = False  # it broke a lexer, and now has its own
         self._taken: list[int] = []
-        self._effort = Effort()
+        self._effort = Effort() if grammar.ambiguous else None
         self._masked_at = 0  # how many tokens were taken when the state last made a mask
         self._witness: list[int] | None = grammar.witness
         self._witness_at = 0  # number of tokens taken when it was found
@@ -288,7 +288,7 @@ class TokenMatcher(Matcher):
         """Returns an independent matcher in the same state."""
         other = TokenMatcher(self.grammar, self._lexer, self.state.deep_copy())
         other._alone, other._taken, other._masked_at = self._alone, list(self._taken), self._masked_at
-        other._effort = self._effort.copy()
+        other._effort = self._effort.copy() if self._effort is not None else None
         other._witness, other._witness_at, other._next_search = self._witness, self._witness_at, self._next_search
         other._scan, other._scanned = self._scan, self._scanned
         other._closing = list(self._closing) if self._closing is not None else None
@@ -299,18 +299,27 @@ class TokenMatcher(Matcher):
         if not self._holds_lexer(patience_s):
             raise SearchLateError("another generation's step takes longer")
         try:
-            known = 0 <= token < len(self.grammar.tokens.vocabulary.tokens)
-            if known and self.grammar.ambiguous:
-                self._effort.weigh(self.state, self.grammar.tokens.spell(token), patience_s)
+            if not 0 <= token < len(self.grammar.tokens.vocabulary.tokens):
+                raise self._not_allowed(token)
+            if self._effort is None:
+                self._consume(token)
+                return
+            self._effort.weigh(self.state, self.grammar.tokens.spell(token), patience_s)
             began = time.thread_time()
-            if not known or not self.state.validate_tokens([token]):  # to consume a bad one would void the state
-                raise MatcherError(f"token {token} is not allowed here")
-            if not self.state.consume_token(token):
-                raise self._error()
-            self._taken.append(token)
+            self._consume(token)
             self._effort.add(time.thread_time() - began)
         finally:
             self._lexer.lock.release()
+
+    def _consume(self, token: int) -> None:
+        if not self.state.validate_tokens([token]):  # consuming an invalid one would void the state
+            raise self._not_allowed(token)
+        if not self.state.consume_token(token):
+            raise self._error()
+        self._taken.append(token)
+
+    def _not_allowed(self, token: int) -> MatcherError:
+        return MatcherError(f"token {token} is not allowed here")
 
     def _long_forced_text(self) -> bytes:
         """Returns the forced text if it is too long to let the lexer tokenise it, else an empty one. The caller must

@@ -64,7 +64,7 @@ REFUSED: Mapping[str, Neutral] = {
     # the model, and its reasoning
     "adapter": EMPTY, "adapter_id": EMPTY, "lora": EMPTY, "lora_adapters": EMPTY, "lora_path": EMPTY,
     "lora_request": EMPTY, "models": EMPTY, "prompt_mode": EMPTY, "reasoning": EMPTY,
-    "reasoning_effort": (None,    "none"), "reasoning_budget": _UNLIMITED,
+    "reasoning_effort": (None, "none"), "reasoning_budget": _UNLIMITED,
     "reasoning_budget_tokens": _UNLIMITED, "reasoning_format": (None, "auto"), "max_thinking_tokens": _UNLIMITED,
     "thinking": EMPTY, "think": (), "thinking_forced_open": _OFF,
     "include_reasoning": _ON, "separate_reasoning": _ON, "stream_reasoning": _ON,
