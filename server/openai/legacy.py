@@ -13,10 +13,6 @@ from .objects import ChatBody, Message, NamedFunction, Tool, ToolCallInput, Tool
 _TOOL = re.compile(r"^tools\[(\d+)\](?:\.function)?")
 
 
-def uses_functions(body: ChatBody) -> bool:
-    return bool(body.functions) or body.function_call is not None
-
-
 def with_tools(body: ChatBody) -> ChatBody:
     """Returns the body with tools in place of functions, of which an answer calls one at most.
 

@@ -22,7 +22,7 @@ from ..http.connection import MAX_ITEMS, check_parts, decode
 from .constraint import Constraint, after_reasoning, to_constraint
 from .fields import OPENAI_FIELDS, FieldNames
 from .infill import Infill, find_infill
-from .legacy import renamed, uses_functions, with_calls, with_tools
+from .legacy import renamed, with_calls, with_tools
 from .objects import ChatBody, CompletionBody, ContentPart, GenerationBody, Message
 from .tools import Toolbox, to_template, to_toolbox
 
@@ -147,7 +147,7 @@ def chat_job(body: ChatBody, context: Context, *, splits: bool = False, budget: 
     Raises:
         ApiError, RequestError: the body cannot be served; `param` names the field.
     """
-    if not uses_functions(body):
+    if not body.functions and body.function_call is None:
         return _chat_job(body, context, splits=splits, budget=budget)
     try:
         job = _chat_job(with_tools(body), context, splits=splits, budget=budget)
