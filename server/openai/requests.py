@@ -658,7 +658,8 @@ def to_messages(
     Raises:
         ApiError: a message is malformed; `param` is its path.
     """
-    given = with_calls(given)
+    if any(message.function_call is not None or message.role == "function" for message in given):
+        given = with_calls(given)
     arguments = (call.function.arguments.encode() for message in given for call in message.tool_calls or ())
     check_parts(*arguments, param="messages")
     messages = [_to_message(message, f"messages[{index}]") for index, message in enumerate(given)]
